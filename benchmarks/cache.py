@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.data.tokens import Windows
-from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.tier.policy import POLICIES
 

@@ -21,7 +21,8 @@ from machine import use_own_code
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.datasets.natural import IMITATIONS, Imitation
-from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_weights

@@ -19,8 +19,8 @@ Each output is a scores.json. For a model:
   cut_prompts    examples whose prompt, or a solved one before it, lost its beginning
   sample         score.sample and its continuation: 120 tokens, temperature 0.8, seed 0
 The baselines: gzip -9, xz -9e and an interpolated token trigram on the same documents, in bits per byte,
-first tokens charged alike; and what is got right of heads' rows without a network. All arithmetic is float32
-and nothing depends on time: two runs write the same.
+first tokens charged alike; and what is got right of heads' rows without a network. Arithmetic is float32
+unless score.precision says otherwise, and nothing depends on time: two runs write the same.
 """
 
 import gc
@@ -28,6 +28,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, cast
@@ -41,7 +42,6 @@ from atelier.engine.config.data import UNCUT, Score
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.evaluation import Scoring, Target, scored_name
 from atelier.engine.config.generation import Sampling
-from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.run_file import RunFile
@@ -59,7 +59,9 @@ from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import TOKENIZER, Vocabulary
 from atelier.engine.inference.generator import Generator, check_vocabulary
 from atelier.engine.inference.heads import HeadExam, judged, without_network
-from atelier.engine.inference.sampling import TextModel, num_positions
+from atelier.engine.inference.models import GangModel, TextModel
+from atelier.engine.inference.opened import opened
+from atelier.engine.inference.sampling import num_positions
 from atelier.engine.inference.scoring import (
     HeldOutText,
     choose,
@@ -71,8 +73,8 @@ from atelier.engine.inference.scoring import (
 )
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
-from atelier.engine.parallel.gang import start_gang
-from atelier.engine.tier.ring import read_model_within, ring_of
+from atelier.engine.parallel.gang import Gang, start_gang
+from atelier.engine.tier.ring import ring_of
 
 SCORES, BASELINES = "scores.json", "baselines"
 NUM_WORDS = 4  # of a prompt from the text
@@ -119,8 +121,13 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
     config = parse(Scoring, run.config, "config")
     targets = targets_of(run, config)
     scratch, progress = Path(run.scratch), Progress(stream)
-    layout = Parallel(shard=1, threads=config.threads, device=run.layout.device)
+    layout = config.score.parallel(config.threads).model_copy(update={"device": run.layout.device})
     gang = start_gang(layout, run.gpu)
+    if not gang.is_first:
+        for key in targets:
+            with opened_target(run, config, key, gang):
+                pass
+        return {}
     exam, tokenizer = set_exam(run, config, targets, scratch)
     models = {key: input_of(run, f"model.{key}") for key in targets}
     for key, model in models.items():
@@ -130,24 +137,41 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
         scores = baselines(exam, exam.text, input_of(run, "tokens"), scratch)
         summaries[BASELINES] = publish(run, BASELINES, scores)
     progress.start(sum(exam.num_tokens(target) for target in targets.values()), "tokens")
-    for key, target in targets.items():
-        network, spec = read_model_within(
-            models[key],
-            scratch,
-            int(config.score.memory_gb * 1e9),
-            device=gang.device,
-            dtype=torch.float32,
-            place="score.memory_gb",
-        )
-        check_model(spec, exam, target, f"model.{key}")
-        scores = score(network.eval(), spec, exam, target, progress, f"model.{key}")
-        ring = ring_of(network)
-        streamed: dict[str, Json] = {} if ring is None else {"streamed": ring.counts()}
+    for key in targets:
+        scores, streamed = scored_target(run, config, key, gang, exam, progress)
         summaries[key] = publish(run, key, scores, streamed)
-        del network, ring  # before the next is read: two may not fit
-        if streamed:
+        if streamed:  # before the next is read: two may not fit
             gc.collect()  # a streamed model and its ring reference each other
     return summaries
+
+
+def opened_target(
+    run: RunFile, config: Scoring, key: str, gang: Gang
+) -> AbstractContextManager[TextModel | None]:
+    """The model of a target, over the ranks of the gang."""
+    asked = config.score
+    return opened(
+        input_of(run, f"model.{key}"),
+        Path(run.scratch),
+        asked,
+        gang,
+        dtype=torch.bfloat16 if asked.precision == "bf16" else torch.float32,
+        memory=int(asked.memory_gb * 1e9),
+        place="score.memory_gb",
+    )
+
+
+def scored_target(
+    run: RunFile, config: Scoring, key: str, gang: Gang, exam: Exam, progress: Progress
+) -> tuple[dict[str, Json], dict[str, Json]]:
+    """The content of a target's scores.json, and what reading its weights from files took, if they were."""
+    target, place = config.targets[key], f"model.{key}"
+    with opened_target(run, config, key, gang) as model:
+        assert model is not None  # this is the first rank
+        check_model(model.spec, exam, target, place)
+        scores = score(model, exam, target, progress, place)
+        ring = None if isinstance(model, GangModel) else ring_of(cast(nn.Module, model))
+        return scores, {} if ring is None else {"streamed": ring.counts()}
 
 
 def targets_of(run: RunFile, config: Scoring) -> dict[str, Target]:
@@ -281,12 +305,9 @@ def check_model(spec: ModelSpec, exam: Exam, target: Target, place: str) -> None
         )
 
 
-def score(
-    network: nn.Module, spec: ModelSpec, exam: Exam, target: Target, progress: Progress, place: str
-) -> dict[str, Json]:
+def score(model: TextModel, exam: Exam, target: Target, progress: Progress, place: str) -> dict[str, Json]:
     """The content of one model's scores.json. Raises DataError if the loss is not finite."""
     result: dict[str, Json] = {}
-    model = cast(TextModel, network)
     if target.text and exam.text is not None and exam.sequence:
         vocab, text = exam.vocabulary.size, exam.text
         nats = text_nats(model, text, sequence=exam.sequence, vocab=vocab, advance=progress.advance)
@@ -297,11 +318,11 @@ def score(
             "held_out": scored_name(exam.tokens, len(text.tokens_N), exam.sequence),
             "loss": nats / len(text.tokens_N),
             "bits_per_byte": nats / math.log(2) / text.num_bytes,
-            "sample": exam.prompt + Generator(network, exam.vocabulary).text(exam.prompt, SAMPLE),
+            "sample": exam.prompt + Generator(model, exam.vocabulary).text(exam.prompt, SAMPLE),
         } | counts(text)
     if target.heads and exam.heads is not None:
-        result["heads"] = cast(Json, judged(network, exam.heads))
-    if examples := exam.asked(target, spec):
+        result["heads"] = cast(Json, judged(model, exam.heads))
+    if examples := exam.asked(target, model.spec):
         if cut := examples.what_is_cut():
             progress.warn(f"{place}: {cut}")
         choices = choose(model, examples, advance=progress.advance)

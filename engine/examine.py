@@ -1,17 +1,15 @@
 """Examine a model on evaluation sets: python -m atelier.engine.examine run.json
 
 run.json: task "examine"; config is an ExamineConfig; inputs `model` (of a checkpoint: `tokenizer`) and
-`set.<key>` of each set; outputs `<key>`: exam.json and answers.jsonl (engine/config/exam.py). Ranks share the
-questions. What a model says to a question does not depend on the other questions, on the batch or on the
-ranks, except by the rounding of sums.
+`set.<key>` of each set; outputs `<key>`: exam.json and answers.jsonl (engine/config/exam.py). What a model
+says to a question does not depend on other questions, on the batch or on the ranks, except by the rounding of
+sums.
 """
 
-import io
-import json
 import os
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -44,25 +42,21 @@ from atelier.engine.config.exam_metrics import (
     parts_of,
 )
 from atelier.engine.config.intervals import Bounded
-from atelier.engine.config.parallel import Axes, Parallel
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.asked import ModelQuestion, PosedSet, Reader, windows
 from atelier.engine.data.option_rows import row_size
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import check_vocabulary
+from atelier.engine.inference.models import TextModel
+from atelier.engine.inference.opened import opened, opened_weights
 from atelier.engine.inference.questions import Scored, answers, score_requests, text_metrics
-from atelier.engine.inference.sampling import TextModel, num_positions
-from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.model.auxiliary import is_auxiliary
-from atelier.engine.model.contract import Model, stored
-from atelier.engine.model.load import blank, build, check_shapes, read_weights
-from atelier.engine.model.placement import fill
+from atelier.engine.model.load import check_shapes
 from atelier.engine.parallel.gang import Gang, start_gang
-from atelier.engine.parallel.grid import Grid
-from atelier.engine.parallel.tensor import split_matrices
-from atelier.engine.tier.ring import read_model_within
 
 NOT_CASE = Metric(name="exact_match", direction="maximize", ignore_case=True, ignore_punctuation=True)
 WEIGHTS = "weights."  # prefix of a role's weights in a checkpoint
@@ -73,10 +67,9 @@ class Examiner:
     """A model before its questions."""
 
     def __init__(
-        self, model: TextModel, vocabulary: Vocabulary, config: ExamineConfig, grid: Grid, progress: Progress
+        self, model: TextModel, vocabulary: Vocabulary, config: ExamineConfig, progress: Progress
     ) -> None:
-        self.model, self.vocabulary, self.config = model, vocabulary, config
-        self.grid, self.progress = grid, progress
+        self.model, self.vocabulary, self.config, self.progress = model, vocabulary, config, progress
         asked, learned = config.examine.sequence, num_positions(model.spec)
         if asked != "auto" and learned is not None and asked > learned:
             raise ConfigError(
@@ -173,7 +166,6 @@ class Examiner:
             self.model,
             requests,
             self.vocabulary,
-            self.grid,
             batch=None if batch == "auto" else batch,
             advance=advance,
         )
@@ -181,23 +173,15 @@ class Examiner:
     def _free(self, posed: PosedSet) -> list[AnswerLine]:
         settings = posed.settings
         prompts = list(self._reader(posed).prompts(posed, settings.max_tokens))
-        if self.grid.axes.tensor > 1:
-            raise ConfigError(
-                "examine.tensor",
-                f"{self.grid.axes.tensor} ranks split the model, but answers are written by whole copies",
-                "examine.tensor=1 for sets of free answers",
-            )
-        mine = [*range(len(prompts))][self.grid.data_index :: self.grid.axes.data]
-        said = answers(
+        every = answers(
             self.model,
-            [prompts[number][0] for number in mine],
+            [ids for ids, _ in prompts],
             self.vocabulary,
             most=settings.max_tokens,
             until=settings.until,
             advance=self.progress.advance,
         )
         exact = next((one for one in settings.metrics if one.name == "exact_match"), NOT_CASE)
-        every = _gathered(dict(zip(mine, said, strict=True)), self.grid.gang)
         found = []
         for number, question in enumerate(posed.questions):
             line = AnswerLine(
@@ -246,42 +230,27 @@ def _of_each(asked: list[ModelQuestion], scored: Scored) -> list[tuple[list[floa
     return found
 
 
-def _gathered(mine: dict[int, str], gang: Gang) -> dict[int, str]:
-    """The texts of all ranks on each rank."""
-    if gang.world == 1:
-        return mine
-    size_R = torch.zeros(gang.world, dtype=torch.int64)
-    data = canonical([[number, text] for number, text in mine.items()])
-    size_R[gang.rank] = len(data)
-    gang.sum(size_R)
-    bytes_RN = torch.zeros((gang.world, int(size_R.max())), dtype=torch.uint8)
-    bytes_RN[gang.rank, : len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    gang.sum(bytes_RN)
-    found: dict[int, str] = {}
-    for rank, size in enumerate(size_R.tolist()):
-        found |= {number: text for number, text in json.loads(bytes(bytes_RN[rank, :size].tolist()))}
-    return found
+@contextmanager
+def network_of(run: RunFile, config: ExamineConfig, gang: Gang) -> Iterator[TextModel | None]:
+    """The model or the checkpoint's network; None on ranks that have followed rank 0."""
+    settings, asked, scratch = config.examine, config.checkpoint, Path(run.scratch)
+    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    if asked is None:
+        memory, place = int(settings.memory_gb * 1e9), "examine.memory_gb"
+        with opened(
+            input_of(run, "model"), scratch, settings, gang, dtype=dtype, memory=memory, place=place
+        ) as model:
+            yield model
+        return
+    spec, weights = read_checkpoint(asked, settings)
+    with opened_weights(spec, weights, settings, gang, dtype) as model:
+        yield model
 
 
-def read_network(
-    source: ArtifactInput, scratch: Path, settings: Examine, grid: Grid
-) -> tuple[Model, ModelSpec]:
-    """The model, or this rank's part of it, and its spec."""
-    dtype, device, memory = _dtype(settings), grid.gang.device, int(settings.memory_gb * 1e9)
-    if settings.tensor == 1:
-        return read_model_within(
-            source, scratch, memory, device=device, dtype=dtype, place="examine.memory_gb"
-        )
-    if memory:
-        raise ConfigError("examine.memory_gb", "is for whole copies of a model", "examine.tensor=1")
-    files, spec = read_weights(source, scratch)
-    return built(spec, files, settings, grid), spec
-
-
-def read_checkpoint(asked: CheckpointAddress, settings: Examine, grid: Grid) -> tuple[Model, ModelSpec]:
-    """The network of a checkpoint, whatever layout saved it, or this rank's part of it, and its spec. Raises
-    DamageError naming a file that is damaged, missing, or of another step or trajectory; DataError for
-    weights that do not fit the model.
+def read_checkpoint(asked: CheckpointAddress, settings: Examine) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """The spec and the weights of a checkpoint's network, whatever layout saved it. Raises DamageError naming
+    a file that is damaged, missing, or of another step or trajectory; DataError for weights that do not fit
+    the model.
     """
     if settings.memory_gb:
         raise ConfigError("examine.memory_gb", "is for finished models, not checkpoints", "leave it out")
@@ -291,23 +260,7 @@ def read_checkpoint(asked: CheckpointAddress, settings: Examine, grid: Grid) -> 
     names = ((name, name.removeprefix(WEIGHTS)) for name in saved)
     weights = {own: saved[name] for name, own in names if not is_auxiliary(own)}
     check_shapes({name: tuple(weight.shape) for name, weight in weights.items()}, spec, asked.url)
-    return built(spec, weights, settings, grid), spec
-
-
-def built(spec: ModelSpec, weights: Mapping[str, Tensor], settings: Examine, grid: Grid) -> Model:
-    """The network with these weights, or this rank's part of it."""
-    with blank():
-        model = build(spec).to(_dtype(settings)).requires_grad_(False)
-    if settings.tensor > 1:
-        split_matrices(model, grid, sequence_parallel=False)
-    model.to_empty(device=grid.gang.device)
-    for name, weight in stored(model):
-        fill(weight, partial(weights.__getitem__, name))
-    return model
-
-
-def _dtype(settings: Examine) -> torch.dtype:
-    return torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    return spec, weights
 
 
 def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
@@ -315,22 +268,18 @@ def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
     the summaries.
     """
     config, scratch = parse(ExamineConfig, run.config, "config"), Path(run.scratch)
-    settings, asked = config.examine, config.checkpoint
     gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
-    grid = Grid(gang, Axes(replicate=settings.replicate, tensor=settings.tensor))
-    progress = Progress(stream if gang.is_first else io.StringIO())  # one rank tells
-    source = input_of(run, "tokenizer" if asked else "model")
-    network, spec = (
-        read_checkpoint(asked, settings, grid) if asked else read_network(source, scratch, settings, grid)
-    )
-    vocabulary = Vocabulary.of(source, scratch)
-    check_vocabulary(vocabulary, spec, source.url)
-    examiner = Examiner(cast(TextModel, network.eval()), vocabulary, config, grid, progress)
-    summaries: dict[str, Json] = {}
-    for key in run.outputs:
-        posed = PosedSet.of(input_of(run, f"set.{key}"), scratch)
-        lines = examiner.lines(posed)
-        if gang.is_first:
+    progress, summaries = Progress(stream), {}
+    source = input_of(run, "tokenizer" if config.checkpoint else "model")
+    with network_of(run, config, gang) as model:
+        if model is None:
+            return {}
+        vocabulary = Vocabulary.of(source, scratch)
+        check_vocabulary(vocabulary, model.spec, source.url)
+        examiner = Examiner(model, vocabulary, config, progress)
+        for key in run.outputs:
+            posed = PosedSet.of(input_of(run, f"set.{key}"), scratch)
+            lines = examiner.lines(posed)
             summaries[key] = publish(run, key, posed, lines, progress, config.trained)
     return summaries
 

@@ -1,10 +1,10 @@
 """Continue prompts with a model, answer chats, or serve requests: python -m atelier.engine.generate run.json
 
 run.json: config is a Generation (engine/config/generation.py), inputs {"model": a model artifact}, no
-outputs. Prompts stream as {"prompt": number, "text": piece}, finally {"done": {"tokens", "tokens_per_s"}}.
-With `serve` every input line is a Request as JSON and gets one line: {"text": the whole continuation} or
-{"error": reason}, in request order, or with an `id` when done. Rows are computed together; each has its own
-seed, and answers do not depend on each other.
+outputs; the ranks of its layout are started here, on this machine. Prompts stream as {"prompt": number,
+"text": piece}, finally {"done": {"tokens", "tokens_per_s"}}. With `serve` every input line is a Request as
+JSON and gets one line: {"text": the whole continuation} or {"error": reason}, in request order, or with an
+`id` when done. Rows are computed together; each has its own seed, and answers do not depend on each other.
 """
 
 import sys
@@ -19,13 +19,15 @@ import torch
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import MESSAGES, Generation, Sampling, messages_of
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.parallel import Parallel, inference_axes
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatTokens
 from atelier.engine.data.render import checked
-from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.opened import opened_generator
 from atelier.engine.inference.serving import serve
+from atelier.engine.io.local_ranks import other_ranks
 from atelier.engine.io.process import input_of, leave, run_verb, say
 from atelier.engine.parallel.gang import start_gang
 
@@ -75,23 +77,32 @@ def conversation(text: str) -> list[ChatMessage]:
 def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     """Run the generation of the run file: requests are read from `lines`, answers go to `target`."""
     generation = parse(Generation, run.config, "config")
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
-    memory = int(generation.memory_gb * 1e9)
-    generator = read_generator(input_of(run, "model"), Path(run.scratch), gang.device, memory=memory)
-    if run.layout.threads == "auto" and sum(each.numel() for each in generator.model.parameters()) < SMALL:
-        torch.set_num_threads(1)
-    if generation.serve:
-        serve(generator, lines, target, memory=int(generation.cache_gb * 1e9))
-    elif generation.chats:
-        tokens = ChatTokens(input_of(run, "model"), Path(run.scratch), now=datetime.now())
-        answer_chats(generator, tokens, generation.chats, generation, target)
-    else:
-        answer_prompts(generator, generation.prompts, generation, target)
+    gang = start_gang(layout := Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    source, scratch = input_of(run, "model"), Path(run.scratch)
+    axes, memory = inference_axes(layout.for_world(gang.world)), int(generation.memory_gb * 1e9)
+    with opened_generator(source, scratch, axes, gang, memory=memory) as generator:
+        if generator is None:
+            return
+        if run.layout.threads == "auto" and generator.model.spec.num_params() < SMALL:
+            torch.set_num_threads(1)
+        if generation.serve:
+            serve(generator, lines, target, memory=int(generation.cache_gb * 1e9))
+        elif generation.chats:
+            tokens = ChatTokens(source, scratch, now=datetime.now())
+            answer_chats(generator, tokens, generation.chats, generation, target)
+        else:
+            answer_prompts(generator, generation.prompts, generation, target)
 
 
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports an error."""
-    return run_verb("generate", arguments, lambda run: generate(run, sys.stdin.buffer, sys.stdout))
+
+    def act(run: RunFile) -> None:
+        ranks = run.layout.resolved(slots=1, cores=1).ranks
+        with other_ranks("atelier.engine.generate", arguments[0], ranks):
+            generate(run, sys.stdin.buffer, sys.stdout)
+
+    return run_verb("generate", arguments, act)
 
 
 if __name__ == "__main__":

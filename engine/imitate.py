@@ -26,8 +26,10 @@ from atelier.engine.data.datasets.natural import IMITATIONS
 from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import TOKENIZER, Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.inference.generator import read_generator
-from atelier.engine.inference.sampling import TextModel, continuations
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.models import TextModel
+from atelier.engine.inference.opened import opened_generator
+from atelier.engine.inference.sampling import continuations
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.parallel.gang import start_gang
@@ -91,10 +93,13 @@ def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
 
 def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     """Write imitations.jsonl; returns the summary."""
-    scratch = Path(run.scratch)
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
-    source, tokens = input_of(run, "model"), input_of(run, "tokens")
-    generator = read_generator(source, scratch, gang.device)
+    gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    with opened_generator(input_of(run, "model"), Path(run.scratch), asked, gang) as generator:
+        return {} if generator is None else _imitate(run, asked, generator)
+
+
+def _imitate(run: RunFile, asked: Imitate, generator: Generator) -> dict[str, int]:
+    scratch, source, tokens = Path(run.scratch), input_of(run, "model"), input_of(run, "tokens")
     if (kind := generator.model.spec).reads_encoder:
         raise ConfigError("imitate.model", f"is of kind {kind.kind}, which has an encoder", "use a decoder")
     check_tokenizer(source, input_of(run, "tokenizer"))
@@ -132,10 +137,14 @@ def _chosen(tokens: ArtifactInput, sentences: Sentences, asked: Imitate, scratch
         mine = paragraphs(TokenText(tokens, scratch, split), sentences, asked, count)
         if not mine:
             raise DataError(
-                f"{tokens.url}: no paragraph of {asked.tokens} tokens in {split}; try imitate.tokens=32"
+                f"{tokens.url}: no paragraph of {asked.tokens} tokens in {split}; {_less(asked.tokens)}"
             )
         found += mine
     return found
+
+
+def _less(tokens: int) -> str:
+    return f"try imitate.tokens={max(16, tokens // 2)}" if tokens > 16 else "its texts are too short"
 
 
 def _continued(

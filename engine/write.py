@@ -25,7 +25,8 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, corpus_lines, documents_file
 from atelier.engine.data.counter_rng import Chance, Permutation, uniform
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.opened import opened_generator
 from atelier.engine.inference.sampling import continuations, room_behind
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
@@ -47,9 +48,13 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
     """Write documents.jsonl; returns the summary. Memory does not grow with the text, and a killed run
     resumes where it stopped. Raises DataError if no document is long enough.
     """
+    gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    with opened_generator(input_of(run, "model"), Path(run.scratch), asked, gang) as generator:
+        return {} if generator is None else _write(run, asked, generator)
+
+
+def _write(run: RunFile, asked: Written, generator: Generator) -> dict[str, Json]:
     scratch, corpus = Path(run.scratch), input_of(run, "corpus")
-    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device), run.gpu)
-    generator = read_generator(input_of(run, "model"), scratch, gang.device)
     documents = documents_file(corpus, scratch)
     begins_D, chosen_N = beginnings(documents, generator, asked)
     if not len(chosen_N):
@@ -57,7 +62,7 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
             f"data.written: no document has more than {asked.prefix} tokens of the model; reduce"
             " data.written.prefix"
         )
-    spool = _spool(run, gang.device.type)
+    spool = _spool(run, generator.model.device.type)
     places = [join(spool, f"{first // ROWS:08d}.jsonl") for first in range(0, len(chosen_N), ROWS)]
     progress = Progress(sys.stdout)
     progress.start(len(chosen_N), "documents")

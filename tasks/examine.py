@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import section_of
 from atelier.engine.config.exam import KIND, Examine, ExamineConfig
-from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.machine import num_cores
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -20,8 +19,7 @@ def examine(
     """The model's exam on each set, by the set's key. `trained`: tokens of the rows it was trained on."""
     more = {"trained": trained} if trained else {}
     products = exams(model.name, {"model": model.fingerprint}, sets, settings, model.kinds, **more)
-    ranks = settings.replicate * settings.tensor
-    threads = max(1, num_cores() // ranks)
+    threads = max(1, num_cores() // settings.ranks)
     config = ExamineConfig(examine=settings, trained=trained, threads=threads)
     node = Node(
         name=f"examine.{model.name}",
@@ -29,10 +27,8 @@ def examine(
         products=products,
         inputs={"model": input_of(model)} | {f"set.{key}": input_of(each) for key, each in sets.items()},
         config=config.model_dump(mode="json"),
-        layout=Parallel(
-            replicate=settings.replicate, shard=1, tensor=settings.tensor, threads=threads
-        ).model_dump(mode="json"),
-        ranks=ranks,
+        layout=settings.parallel(threads).model_dump(mode="json"),
+        ranks=settings.ranks,
     )
     return declare(node, [model, *sets.values()])
 

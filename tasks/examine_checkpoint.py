@@ -5,7 +5,6 @@ the trajectory, and needs neither its lease nor a finished model.
 from collections.abc import Mapping
 
 from atelier.engine.config.exam import CheckpointAddress, Examine, ExamineConfig
-from atelier.engine.config.parallel import Parallel
 from atelier.infra.code.code_map import model_kinds
 from atelier.infra.dag import Node, Reference, declare, input_of
 from atelier.infra.store.checkpoints import Checkpoint
@@ -22,7 +21,7 @@ def examine_checkpoint(
         step=checkpoint.step,
         model=checkpoint.model.arguments(),
     )
-    name, ranks = f"{checkpoint.name} step {checkpoint.step}", settings.replicate * settings.tensor
+    name = f"{checkpoint.name} step {checkpoint.step}"
     node = Node(
         name=f"examine.{checkpoint.name}.{checkpoint.trajectory[:8]}.{checkpoint.step}",
         task="examine_checkpoint",
@@ -39,10 +38,8 @@ def examine_checkpoint(
         config=ExamineConfig(
             examine=settings, checkpoint=asked, trained=checkpoint.sequence or None
         ).model_dump(mode="json"),
-        layout=Parallel(replicate=settings.replicate, shard=1, tensor=settings.tensor, threads=1).model_dump(
-            mode="json"
-        ),
-        ranks=ranks,
+        layout=settings.parallel(threads=1).model_dump(mode="json"),
+        ranks=settings.ranks,
     )
     return declare(node, [checkpoint.tokenizer, *sets.values()])
 

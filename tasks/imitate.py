@@ -3,7 +3,6 @@ adversarial objective.
 """
 
 from atelier.engine.config.generation import Imitate
-from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.machine import num_cores
 from atelier.infra.dag import Reference, declare_one, of_source
 
@@ -26,5 +25,6 @@ def imitate(
         identity=identity,
         origin={key: f"imitate.{key}" for key in identity},
         config=settings,
-        layout=Parallel(shard=1, threads=num_cores()),
+        layout=settings.parallel(max(1, num_cores() // settings.ranks)),
+        ranks=settings.ranks,
     )

@@ -75,9 +75,16 @@ def score(
     inputs |= {"tokens": input_of(tokens)} if tokens else {}
     inputs |= {"labels": input_of(labels)} if labels else {}
     inputs |= {"imitations": input_of(imitations)} if imitations and "imitations" in exam.parents else {}
+    threads = max(1, threads // settings.ranks)
     config = Scoring(score=settings, targets=targets, heads=dict(heads), threads=threads)
     node = Node(
-        name=name, task="score", products=products, inputs=inputs, config=config.model_dump(mode="json")
+        name=name,
+        task="score",
+        products=products,
+        inputs=inputs,
+        config=config.model_dump(mode="json"),
+        layout=settings.parallel(threads).model_dump(mode="json"),
+        ranks=settings.ranks,
     )
     others = [one for one in (tokens, labels, imitations) if one]
     return declare(node, [*models.values(), *others])
@@ -116,6 +123,8 @@ def _product(
     labels: Reference | None,
 ) -> Product:
     identity: dict[str, Json] = {}
+    if settings.precision != "float32":
+        identity["precision"] = settings.precision
     parents, version = {"model": model.fingerprint}, VERSION
     if target.text and tokens:
         identity |= {

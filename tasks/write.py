@@ -4,7 +4,6 @@ distillation, 1606.07947).
 
 from atelier.engine.config.document import section_of
 from atelier.engine.config.generation import Written
-from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.task.write import WriteConfig
 from atelier.engine.io.machine import num_cores
@@ -28,7 +27,8 @@ def write(name: str, corpus: Reference, settings: Written, model: Reference, spe
         identity=identity,
         origin={key: f"data.written.{key}" for key in identity},
         config=WriteConfig(written=settings, model=spec),
-        layout=Parallel(shard=1, threads=num_cores()),
+        layout=settings.parallel(max(1, num_cores() // settings.ranks)),
+        ranks=settings.ranks,
     )
 
 

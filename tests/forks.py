@@ -15,8 +15,9 @@ from atelier.engine.io.fork_server import Connection, ForkServer, Process, is_po
 from tests.checkout import TOP
 
 MODULES = (
-    "atelier.engine.train", "atelier.engine.examine", "tests.parity.gang", "tests.parity.reshard",
-    "tests.parity.rows", "tests.engine.loop.gathering", "tests.engine.extensions.sites.inbox_gang",
+    "atelier.engine.train", "atelier.engine.examine", "tests.parity.asked", "tests.parity.gang",
+    "tests.parity.reshard", "tests.parity.rows", "tests.engine.loop.gathering",
+    "tests.engine.extensions.sites.inbox_gang",
 )  # fmt: skip
 TIMEOUT_S = 900  # of a gang that says nothing
 

@@ -10,6 +10,7 @@ from atelier.engine.config.curation import Curation
 from atelier.engine.config.error import nearest, printable
 from atelier.engine.config.generation import Written
 from atelier.engine.config.mixture import Assignment, Phase, Sharing, sharing_of
+from atelier.engine.config.parallel import InferenceLayout
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 
@@ -290,7 +291,7 @@ class Finetune(Spec):
         return max(1, self.epochs * self.num_labels // self.batch)
 
 
-class Score(Spec):
+class Score(InferenceLayout):
     max_tokens: int = Field(default=200_000, ge=256, description="held-out tokens to score")
     max_examples: int = Field(default=600, ge=2, description="test examples to score")
     sequence: Count | Literal["auto"] = Field(
@@ -313,6 +314,7 @@ class Score(Spec):
         description="limit of model weights in memory, GB; 0 = no limit. Scores do not change",
         json_schema_extra={"layout": True},
     )
+    precision: Literal["float32", "bf16"] = Field(default="float32", description="of weights and arithmetic")
     sample: str = Field(
         default="def ",
         description="prompt of the sample text; empty = the first words of the held-out text, the default"

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from atelier.engine.config.base import Count, JsonObject, Spec
 from atelier.engine.config.evaluation_set import QuestionKind
+from atelier.engine.config.parallel import InferenceLayout
 
 KIND = "exam"
 EXAM, ANSWERS = "exam.json", "answers.jsonl"
@@ -46,7 +47,7 @@ class AnswerLine(TypedDict):
     cut: int
 
 
-class Examine(Spec):
+class Examine(InferenceLayout):
     """How models are examined."""
 
     sequence: Count | Literal["auto"] = Field(
@@ -69,14 +70,6 @@ class Examine(Spec):
         default="auto",
         description="rows computed together; auto = by their tokens",
         json_schema_extra={"layout": True},
-    )
-    replicate: Count = Field(
-        default=1,
-        description="copies of the model, which share the questions",
-        json_schema_extra={"layout": True},
-    )
-    tensor: Count = Field(
-        default=1, description="ranks that split every matrix of a copy", json_schema_extra={"layout": True}
     )
     memory_gb: float = Field(
         default=0.0,

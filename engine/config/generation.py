@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import parse_json
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.parallel import InferenceLayout
 
 Sentiment = Literal["positive", "negative", "neutral"]
 GENRES = ("code", "test", "documentation", "line", "prose")  # each with its own soft prompts
@@ -64,7 +65,7 @@ class Sampling(Spec):
     )
 
 
-class Imitate(Spec):
+class Imitate(InferenceLayout):
     """Natural paragraphs, and a model's continuations of their beginnings (ERNIE 3.0 Titan, 2112.12731,
     section 3).
     """
@@ -125,7 +126,7 @@ class Generation(Sampling):
 ROWS = 64  # documents continued at once
 
 
-class Written(Spec):
+class Written(InferenceLayout):
     """Training text written by a finished model: beginnings of documents stay, the model continues them
     (sequence-level distillation, 1606.07947). Its tokenizer may differ from the reader's.
     """

@@ -6,7 +6,7 @@ tokens, pipeline the blocks, tensor the matrices, and expert also a mixture's ex
 """
 
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ LANES = 16  # numbers per CPU update; other matrix sizes may give other bits
 Recompute = Literal["none", "selective", "full"]
 
 ExpertProducts = Literal["auto", "loop", "grouped"]
+LAYOUT: dict[str, Any] = {"layout": True}
 
 
 class Axes(Spec):
@@ -210,3 +211,43 @@ class Parallel(Spec):
     def axes_of(self, name: str) -> Axes:
         """The axes of a role within its stage; students may have their own."""
         return self.roles.get(name, self.axes)
+
+
+class InferenceLayout(Spec):
+    """The ranks over which a model is split when it is scored, examined or continued, by axes as in training.
+    They change results only by the rounding of sums.
+    """
+
+    replicate: Count = Field(
+        default=1, description="copies of the model, which share the work", json_schema_extra=LAYOUT
+    )
+    shard: Count = Field(
+        default=1,
+        description="ranks that share the work and the weights, which are gathered block by block",
+        json_schema_extra=LAYOUT,
+    )
+    expert: Count = Field(
+        default=1,
+        description="ranks that share the work and split a layer's experts",
+        json_schema_extra=LAYOUT,
+    )
+    tensor: Count = Field(default=1, description="ranks that split every matrix", json_schema_extra=LAYOUT)
+    pipeline: Count = Field(default=1, description="ranks that split the blocks", json_schema_extra=LAYOUT)
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of one pipeline stage."""
+        return Axes(replicate=self.replicate, shard=self.shard, expert=self.expert, tensor=self.tensor)
+
+    @property
+    def ranks(self) -> int:
+        return self.axes.ranks * self.pipeline
+
+    def parallel(self, threads: int | Literal["auto"]) -> Parallel:
+        """The layout of the gang, with `threads` CPU threads in each rank."""
+        return Parallel(**self.axes.model_dump(), pipeline=self.pipeline, threads=threads)
+
+
+def inference_axes(layout: Parallel) -> InferenceLayout:
+    """The axes of a gang's layout, resolved."""
+    return InferenceLayout(**layout.axes.model_dump(exclude={"context"}), pipeline=layout.pipeline)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +10,16 @@ from torch import Tensor, nn
 from atelier.engine.config.data import CLS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import GENRES, GenerationAttributes, Sampling
+from atelier.engine.config.objective.natural import Natural
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.inference.sampling import (
-    TextModel,
-    continuation,
-    continuations,
-    room_behind,
-)
-from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.tier.ring import read_model_within
+from atelier.engine.inference.models import TextModel
+from atelier.engine.inference.sampling import continuation, continuations, room_behind
+from atelier.engine.inference.scoring import row_class_logits
 
 TOGETHER = 16  # candidates drawn at once
 HEAD = "natural"  # class head of models that rank their samples
@@ -40,8 +35,10 @@ class RankedText(NamedTuple):
 class Generator:
     """A model with its tokenizer. `num_tokens` counts the tokens drawn."""
 
-    def __init__(self, model: nn.Module, vocabulary: Vocabulary) -> None:
-        self.model = cast(TextModel, model.eval())
+    def __init__(self, model: TextModel, vocabulary: Vocabulary) -> None:
+        if isinstance(model, nn.Module):
+            model.eval()
+        self.model = model
         self.vocabulary = vocabulary
         self.num_tokens = 0
 
@@ -79,10 +76,9 @@ class Generator:
     def _sentences(self) -> Sentences:
         return Sentences(self.vocabulary)
 
-    @torch.inference_mode()
     def natural(self, ids: list[int]) -> float:
         """The probability in [0, 1] that a paragraph is natural, by the class head HEAD."""
-        device = self.model.head_weight.device
+        device = self.model.device
         tokens_BT = torch.tensor([[self.vocabulary.special(CLS), *ids]], device=device)
         batch = {
             "tokens_BT": tokens_BT,
@@ -90,7 +86,7 @@ class Generator:
             "documents_BT": torch.zeros_like(tokens_BT),
             "bidirectional_B": torch.ones(1, dtype=torch.long, device=device),
         }
-        logits_BC = self.model.class_logits(self.model(batch).hidden[:, 0], HEAD)
+        logits_BC = row_class_logits(self.model, Natural(), batch)
         return float(logits_BC.float().softmax(-1)[0, 1])
 
     def before(self, prompt: str, sampling: Sampling) -> Prefix:
@@ -130,7 +126,7 @@ class Generator:
 
     def _genre(self, wishes: GenerationAttributes) -> tuple[int, int]:
         """The first soft prompt of the requested genre, and their number."""
-        num_prompts = getattr(self.model, "num_prompts", 0)
+        num_prompts = getattr(self.model, "num_prompts", getattr(self.model.spec, "prompts", 0))
         if not num_prompts:
             raise ConfigError(
                 "control prompt",
@@ -173,23 +169,9 @@ class Generator:
             yield token
 
 
-def read_generator(
-    source: ArtifactInput, scratch: Path, device: torch.device, *, memory: int = 0
-) -> Generator:
-    """Load a model artifact with its tokenizer; weights and arithmetic in float32. `memory`: bytes of weights
-    in memory at once; 0 = all.
-
-    Raises ConfigError if their vocabularies differ, or if the memory is too small for the model.
-    """
-    model, spec = read_model_within(source, scratch, memory, device=device, dtype=torch.float32)
-    vocabulary = Vocabulary.of(source, scratch)
-    check_vocabulary(vocabulary, spec, source.url)
-    return Generator(model, vocabulary)
-
-
 def check_judge(model: TextModel, vocabulary: Vocabulary) -> None:
     """Raise ConfigError if a model used for ranking has no head for natural text."""
-    if HEAD not in getattr(model, "classes", {}):
+    if HEAD not in getattr(model, "classes", getattr(model.spec, "classes", {})):
         raise ConfigError(
             "best-of",
             "the model has no head that recognises natural text",

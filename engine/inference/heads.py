@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import HeadScore
@@ -24,8 +23,9 @@ from atelier.engine.data.corpus import HELD_OUT, TRAIN
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.ngram import Trigram
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.models import TextModel
+from atelier.engine.inference.scoring import row_class_logits
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.objective.classes import class_logits
 
 SEED = 0  # of rows, the same for every model
 AT_ONCE = 16  # rows per forward pass
@@ -61,21 +61,15 @@ class HeadExam:
         return {"right": float(np.concatenate(is_right).mean()), "rows": sum(map(len, is_right))}
 
 
-def judged(model: nn.Module, exam: HeadExam) -> dict[str, HeadScore]:
+def judged(model: TextModel, exam: HeadExam) -> dict[str, HeadScore]:
     """The accuracy of each head of the model, by kind of objective."""
     return {kind: exam.shares(kind, partial(said_by, model, spec)) for kind, spec in exam.specs.items()}
 
 
-@torch.inference_mode()
-def said_by(model: nn.Module, spec: RowClasses, batch: Batch) -> np.ndarray:
+def said_by(model: TextModel, spec: RowClasses, batch: Batch) -> np.ndarray:
     """The class [B] with the largest logit of the model's head."""
-    weights = dict(model.named_parameters())
-    device = next(iter(weights.values())).device
-    given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
-    has_pairs = f"pairs.{spec.kind}.end.weight" in weights
-    hidden_BTD = model(given).hidden
-    logits_BC = class_logits(spec, hidden_BTD, given, weights.__getitem__, has_pairs=has_pairs)
-    return logits_BC.argmax(1).cpu().numpy()
+    given = {name: torch.from_numpy(values) for name, values in batch.items()}
+    return row_class_logits(model, spec, given).argmax(1).cpu().numpy()
 
 
 def without_network(exam: HeadExam, trigram: Trigram, text_N: np.ndarray) -> dict[str, HeadScore]:

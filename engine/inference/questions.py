@@ -8,13 +8,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import ConfigError
@@ -25,15 +22,11 @@ from atelier.engine.data.asked import PromptOptions, PromptRow, joined, shared_i
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.data.option_rows import OptionRow, option_batch, option_row, row_size
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.models import TextModel
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
-from atelier.engine.inference.sampling import SharedPrefix, TextModel
-from atelier.engine.inference.scoring import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Batch
-from atelier.engine.model.contract import Model, Output
+from atelier.engine.inference.scoring import TOKENS_AT_ONCE, Batch, label_scores
 from atelier.engine.model.gpt import Decoder
-from atelier.engine.model.placement import local
-from atelier.engine.objective.vocab_slice import VocabSlice
-from atelier.engine.parallel.grid import Grid
-from atelier.engine.tier.ring import outputs_of, ring_of
+from atelier.engine.tier.ring import ring_of
 
 BLOCKS = 20  # of questions, each left out once
 SEEN_AT_ONCE = 4096  # tokens of a batch with those that all its rows share
@@ -53,21 +46,20 @@ def score_requests(
     model: TextModel,
     requests: Sequence[PromptOptions],
     vocabulary: Vocabulary,
-    grid: Grid,
     *,
     batch: int | None,
     advance: Callable[[int], None],
 ) -> Scored:
-    """-ln p of every continuation of all requests, in order, on every rank. Data ranks share the requests.
+    """-ln p of every continuation of all requests, in order.
 
     `batch`: rows at once; None = by their tokens. A row's result depends on others only by rounding. What all
     prompts begin with is read once.
     """
-    is_paired, before = model.spec.reads_encoder, _before(model, requests, grid)
+    is_paired, before = model.spec.reads_encoder, _before(model, requests)
     first_R = np.cumsum([0, *(len(each.options) for each in requests)])
     found_2C = torch.zeros((2, int(first_R[-1])), dtype=torch.float64)
     asked = joined(requests, len(before), is_paired=is_paired)
-    mine = _batches([each.size for each in asked], batch, len(before))[grid.data_index :: grid.axes.data]
+    mine = _batches([each.size for each in asked], batch, len(before))
     sizes = [row_size(each.prompt, each.options) for each in requests]
     pad, start, end = vocabulary.pad_id, (vocabulary.start_id,), vocabulary.end_id
 
@@ -89,25 +81,21 @@ def score_requests(
 
     each, read = tee(batches())
     for (places, rows, _), (nats_BT, best_BT) in zip(
-        each, label_scores(model, (one for *_, one in read), grid.group("tensor"), before), strict=True
+        each, label_scores(model, (one for *_, one in read), model.spec.ids, before), strict=True
     ):
         for at, (place, own) in enumerate(zip(places, rows, strict=True)):
             for number, (begin, stop) in enumerate(own.spans, start=int(first_R[asked[place].numbers[0]])):
                 found_2C[0, number] = nats_BT[at, begin:stop].sum()
                 found_2C[1, number] = best_BT[at, begin:stop].all()
         advance(sum(sizes[number] for place in places for number in asked[place].numbers))
-    if grid.places["tensor"]:
-        found_2C.zero_()  # ranks that split a copy have equal results
-    grid.gang.sum(found_2C)
     return Scored(found_2C[0].numpy(), found_2C[1].numpy() > 0.5)
 
 
-def _before(model: TextModel, requests: Sequence[PromptOptions], grid: Grid) -> tuple[int, ...]:
+def _before(model: TextModel, requests: Sequence[PromptOptions]) -> tuple[int, ...]:
     """What all prompts begin with; nothing for models whose keys and values are not in one place: with an
     encoder, split, or read from disk.
     """
-    network = cast(nn.Module, model)
-    is_whole = isinstance(network, Decoder) and ring_of(network) is None and grid.axes.tensor == 1
+    is_whole = isinstance(model, Decoder) and ring_of(model) is None
     return shared_ids(requests) if is_whole and not model.spec.reads_encoder else ()
 
 
@@ -137,50 +125,6 @@ def _batches(sizes: Sequence[int], batch: int | None, shared: int) -> list[list[
             longest = sizes[number]
         found[-1].append(number)
     return found
-
-
-@torch.inference_mode()
-def label_scores(
-    model: TextModel,
-    batches: Iterator[Batch],
-    group: dist.ProcessGroup | None = None,
-    before: Sequence[int] = (),
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each batch, -ln p of each label [B, T] float64 and whether it is the most likely token [B, T], on
-    the CPU; 0 and False where nothing is scored. `group`: the ranks that split the model's matrices.
-    `before`: ids that all rows continue.
-    """
-    device = model.head_weight.device
-    own, read = tee(batches)
-    placed = ({name: values.to(device) for name, values in batch.items()} for batch in read)
-    for batch, output in zip(own, _outputs(model, placed, before), strict=True):
-        is_label_BT = batch["labels_BT"] != NOT_SCORED
-        hidden_ND = output.hidden[is_label_BT.to(device)]
-        labels_N = batch["labels_BT"][is_label_BT].to(device)
-        nats_BT = torch.zeros(is_label_BT.shape, dtype=torch.float64)
-        best_BT = torch.zeros(is_label_BT.shape, dtype=torch.bool)
-        head_VD, ids = local(model.head_weight), model.spec.ids
-        at_once = max(64, LOGITS_AT_ONCE // head_VD.shape[0])
-        nats, best = [], []
-        for at in range(0, len(labels_N), at_once):
-            logits_NV = F.linear(hidden_ND[at : at + at_once], head_VD)
-            if group is not None:
-                logits_NV = VocabSlice(group, 0, len(head_VD)).whole(logits_NV)
-            logits_NV = logits_NV[:, :ids].float()
-            some_N = labels_N[at : at + at_once]
-            nats.append(F.cross_entropy(logits_NV, some_N, reduction="none").cpu().double())
-            best.append((logits_NV.argmax(1) == some_N).cpu())
-        nats_BT[is_label_BT] = torch.cat(nats)
-        best_BT[is_label_BT] = torch.cat(best)
-        yield nats_BT, best_BT
-
-
-def _outputs(model: TextModel, batches: Iterator[Batch], before: Sequence[int]) -> Iterator[Output]:
-    """The model's output for each batch, of rows behind `before`."""
-    if before:
-        yield from map(SharedPrefix(model, before).output, batches)
-    else:
-        yield from outputs_of(cast(Model[Any], model), batches)
 
 
 def answers(

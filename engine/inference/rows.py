@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from atelier.engine.config.error import AtelierError, ConfigError, DataError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.data.control_prompt import Prefix
-from atelier.engine.inference.sampling import TextModel, next_logits, piece_of, room_behind, sample
+from atelier.engine.inference.models import Batch, GangModel, TextModel
+from atelier.engine.inference.sampling import next_logits, piece_of, room_behind, sample
 from atelier.engine.model.attention import Attend, Cache, Seen
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.moe import Mixed, MoE
@@ -75,9 +76,9 @@ class Rows:
 
     def room(self, before: Prefix, sampling: Sampling) -> int:
         """Bytes of keys and values that a text's row may need; raises as `begin`."""
-        one = self.model.new_cache(1, 1, self.model.head_weight.dtype)
+        one = self.model.new_cache(1, 1, self.model.dtype)
         longest = room_behind(self.model, before.ids, sampling.max_tokens) + len(before.encoder or ())
-        return longest * sum(each.keys.nbytes + each.values.nbytes for each in one.blocks)
+        return longest * one.token_bytes
 
     def reading(self, before: Prefix) -> int:
         """Bytes of the mask of a pass over the start of a text; for an encoder, which reads everything at
@@ -96,7 +97,7 @@ class Rows:
         Raises ConfigError if it is longer than the learned positions.
         """
         longest = room_behind(self.model, before.ids, sampling.max_tokens)
-        cache = self.model.new_cache(1, longest, self.model.head_weight.dtype)
+        cache = self.model.new_cache(1, longest, self.model.dtype)
         draws = torch.Generator().manual_seed(sampling.seed)
         row = ServedRow(before, sampling, longest, cache, draws)
         self.read(row)
@@ -123,7 +124,7 @@ class Rows:
             found = list(self._logits(last))
         else:
             self.num_passes += len(rows)
-            found = [next_logits(self.model, [one.token], one.place, one.cache) for one in last]
+            found = self._alone(last)
         for row, logits_V in zip(rows, found, strict=True):
             row.num_seen += 1
             self._draw(row, logits_V)
@@ -140,10 +141,17 @@ class Rows:
         row.ids.append(token)
         row.is_done = row.num_seen + 1 >= row.longest
 
+    def _alone(self, rows: Sequence[Last]) -> list[Tensor]:
+        """The logits [V] after each last token, each in a pass of its own."""
+        if not isinstance(self.model, GangModel):
+            return [next_logits(self.model, [one.token], one.place, one.cache) for one in rows]
+        passes = [(_one_token(one, self.model.device), one.cache) for one in rows]
+        return [logits_BV[0] for logits_BV in self.model.logits(passes)]
+
     @torch.inference_mode()
     def _logits(self, rows: Sequence[Last]) -> Tensor:
         """[rows, V] logits after the last tokens, which join the caches."""
-        device, empty = self.model.head_weight.device, SLOTS - len(rows)
+        device, empty = self.model.device, SLOTS - len(rows)
         tokens_NT = torch.tensor([*(row.token for row in rows), *[self.ends[0]] * empty], device=device)[
             :, None
         ]
@@ -183,9 +191,17 @@ class Rows:
         return same and bool((alone_V - plain_V).abs().max() <= CLOSE * plain_V.abs().max())
 
     def _read(self, ids: list[int]) -> Last:
-        cache = self.model.new_cache(1, len(ids) + 1, self.model.head_weight.dtype)
+        cache = self.model.new_cache(1, len(ids) + 1, self.model.dtype)
         logits_V = next_logits(self.model, ids, 0, cache)
         return Last(int(logits_V.argmax()), len(ids), cache)
+
+
+def _one_token(row: Last, device: torch.device) -> Batch:
+    return {
+        "tokens_BT": torch.tensor([[row.token]], device=device),
+        "positions_BT": torch.tensor([[row.place]], device=device),
+        "documents_BT": torch.zeros((1, 1), dtype=torch.int64, device=device),
+    }
 
 
 def _copied(row: Last) -> Last:
@@ -247,8 +263,7 @@ class _RowAttend(nn.Module):
         for at, seen in enumerate(self._now.seen):
             # copy: products may round differently at addresses that are not multiples of 64 bytes
             query = query_BHTE[at : at + 1].clone()
-            key, value = seen.keys[:, :, : seen.length], seen.values[:, :, : seen.length]
-            mixed_NHTE[at] = self.inner(query, key, value, mask[at : at + 1, ..., : seen.length])[0]
+            mixed_NHTE[at] = self.inner(query, *seen.seen(), mask[at : at + 1, ..., : seen.length])[0]
         return mixed_NHTE
 
 

@@ -4,39 +4,43 @@ B rows, P tokens of a prompt, T tokens, D hidden, V vocab
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.registry import ModelSpec
+from atelier.engine.inference.models import GangModel, TextModel, WholeModel
 from atelier.engine.model.attention import Cache
 from atelier.engine.model.contract import Output
+from atelier.engine.objective.vocab_slice import VocabSlice
 
 MASKED = 1 << 22  # entries of a pass's attention mask: one pass reads up to 2,048 tokens
 FEWEST = 64  # minimum of tokens per pass over longer texts
 
 
-class TextModel(Protocol):
-    """The part of engine.model.contract.Model that sampling and scoring use."""
+def last_logits(
+    hidden_BD: Tensor, head_VD: Tensor, columns: int, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Logits [B, V] of the first `columns` of the vocabulary, at least float32. `group`: the ranks that split
+    it.
+    """
+    if group is None:
+        return exact_values(hidden_BD @ head_VD[:columns].t())
+    whole_BV = VocabSlice(group, 0, len(head_VD)).whole(hidden_BD @ head_VD.t())
+    return exact_values(whole_BV[:, :columns])
 
-    spec: ModelSpec
 
-    @property
-    def head_weight(self) -> Tensor: ...
+def exact_values(x: Tensor) -> Tensor:
+    return x.to(exact(x.dtype))
 
-    def __call__(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output: ...
 
-    def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache: ...
-
-    def class_logits(self, hidden_BD: Tensor, name: str) -> Tensor:
-        """[B, C] logits; only for models with class heads."""
-        ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
+def exact(dtype: torch.dtype) -> torch.dtype:
+    """The type of a result that is computed in `dtype`: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
@@ -98,8 +102,8 @@ def continuations(
     sizes_B = torch.tensor([len(prompt) for prompt in prompts])
     first, last = int(sizes_B.min()), int(sizes_B.max())
     given_BP = torch.tensor([[*prompt, *[ends[0]] * (last - len(prompt))] for prompt in prompts])
-    device = model.head_weight.device
-    cache = model.new_cache(len(prompts), length, model.head_weight.dtype)
+    device = model.device
+    cache = model.new_cache(len(prompts), length, model.dtype)
     ends_E = torch.tensor(ends)
     rows_BT, num_seen, is_open_B = given_BP[:, :first], 0, torch.ones(len(prompts), dtype=torch.bool)
     soft_BT = None if soft is None else torch.tensor(soft, device=device).expand(len(prompts), -1)
@@ -159,7 +163,7 @@ def continuation(
     """
     longest = room_behind(model, prompt, sampling.max_tokens)
     generator = torch.Generator().manual_seed(sampling.seed)
-    cache = model.new_cache(1, longest, model.head_weight.dtype)
+    cache = model.new_cache(1, longest, model.dtype)
     new, num_seen = prompt, 0
     while num_seen + len(new) < longest:
         beside = (soft, encoder) if num_seen == 0 else (None, None)
@@ -182,7 +186,7 @@ def next_logits(
     encoder: list[int] | None = None,
 ) -> Tensor:
     """Logits [V] after the tokens `new`, which follow `num_seen` cached tokens and are cached."""
-    device = model.head_weight.device
+    device = model.device
     prompts_BT = None if soft is None else torch.tensor([soft], device=device)
     read = None if encoder is None else encoder_inputs([encoder], device)
     return _last_logits(model, torch.tensor([new], device=device), num_seen, cache, prompts_BT, read)[0]
@@ -226,17 +230,22 @@ def _last_logits(
     size = piece_of(new_BT.shape[1], num_seen, len(new_BT))
     for begin in range(0, new_BT.shape[1], size):
         batch = {name: tensor[:, begin : begin + size] for name, tensor in given.items()}
-        hidden_BTD = model(batch | (read or {}), cache=cache).hidden
+        batch |= read or {}
+        if isinstance(model, GangModel):
+            (logits_BV,) = model.logits([(batch, cache)])
+        else:
+            hidden_BTD = model(batch, cache=cache).hidden
+            logits_BV = last_logits(hidden_BTD[:, -1], model.head_weight, model.spec.ids)
         read = None  # it is cached now
-    return (hidden_BTD[:, -1] @ model.head_weight[: model.spec.ids].t()).float()
+    return logits_BV
 
 
 class SharedPrefix:
     """Keys and values of ids that all rows begin with, such as solved examples: read once."""
 
-    def __init__(self, model: TextModel, ids: Sequence[int]) -> None:
+    def __init__(self, model: WholeModel, ids: Sequence[int]) -> None:
         self._model, self._num_ids = model, len(ids)
-        self._dtype, device = model.head_weight.dtype, model.head_weight.device
+        self._dtype, device = model.dtype, model.device
         self._read = self._model.new_cache(1, len(ids), self._dtype)
         tokens_BT = torch.tensor([ids], device=device)
         batch = {
@@ -255,7 +264,8 @@ class SharedPrefix:
         """The cache of `num_rows` rows that have read the ids, with room for `size` more in each."""
         cache = self._model.new_cache(num_rows, self._num_ids + size, self._dtype)
         for own, read in zip(cache.blocks, self._read.blocks, strict=True):
-            own.extend(read.keys.expand(num_rows, -1, -1, -1), read.values.expand(num_rows, -1, -1, -1))
+            keys, values = (each.expand(num_rows, -1, -1, -1) for each in read.seen())
+            own.extend(keys, values)
         cache.extend(self._read.documents_BS.expand(num_rows, -1), None)
         if self._read.positions_BS is not None:
             cache.seen_positions(self._read.positions_BS.expand(num_rows, -1))

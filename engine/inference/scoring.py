@@ -4,7 +4,7 @@ B rows, T tokens of a row, N tokens, D documents (hidden width if a model is use
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
@@ -12,26 +12,30 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.data.encode import ORIGINAL
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.option_rows import OptionRow
 from atelier.engine.data.pairs import Pair, paired
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.sampling import TextModel
+from atelier.engine.inference.models import Batch, GangModel, TextModel, WholeModel
+from atelier.engine.inference.sampling import SharedPrefix, last_logits
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.model.contract import Model
+from atelier.engine.model.contract import Model, Output
+from atelier.engine.model.placement import local
+from atelier.engine.objective.classes import class_logits
 from atelier.engine.tier.ring import outputs_of
 
 TOKENS_AT_ONCE = 2048  # per forward pass; more is slower on a CPU
 LOGITS_AT_ONCE = 1 << 21  # fp32 logits that fit in a core's share of the cache
 
-Batch = dict[str, Tensor]
 Advance = Callable[[int], None]
 
 
@@ -170,31 +174,78 @@ def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int,
     return total
 
 
-@torch.inference_mode()
 def label_nats(model: TextModel, batches: Iterable[Batch]) -> Iterator[Tensor]:
     """-ln p(label) of every scored token of each batch, in order, float64 [N] on the CPU."""
-    device = model.head_weight.device
     batches, read = tee(batches)
-    placed = ({name: values.to(device) for name, values in batch.items()} for batch in read)
-    for batch, output in zip(batches, outputs_of(cast(Model[Any], model), placed), strict=True):
-        yield _nats(model, output.hidden, batch)
+    for batch, (nats_BT, _) in zip(batches, label_scores(model, read, model.spec.tokens), strict=True):
+        yield nats_BT[batch["labels_BT"] != NOT_SCORED]
 
 
-def _nats(model: TextModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-    device = hidden_BTD.device
+@torch.inference_mode()
+def label_scores(
+    model: TextModel, batches: Iterable[Batch], columns: int, before: Sequence[int] = ()
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each batch, -ln p of each label [B, T] float64 and whether it is the most likely token [B, T], on
+    the CPU; 0 and False where nothing is scored. `columns`: the number of vocabulary entries that share the
+    probability. `before`: ids that all rows continue, for models in one process.
+    """
+    if isinstance(model, GangModel):
+        yield from model.label_scores(batches, columns)
+        return
+    own, read = tee(batches)
+    placed = ({name: values.to(model.device) for name, values in batch.items()} for batch in read)
+    for batch, output in zip(own, _outputs(model, placed, before), strict=True):
+        nats_BT, best_BT = scores_of(output.hidden, batch, model.head_weight, columns)
+        yield nats_BT, best_BT > 0.5
+
+
+def _outputs(model: WholeModel, batches: Iterable[Batch], before: Sequence[int]) -> Iterator[Output]:
+    """The model's output for each batch, of rows behind `before`."""
+    if before:
+        yield from map(SharedPrefix(model, before).output, batches)
+    else:
+        yield from outputs_of(cast(Model[Any], model), batches)
+
+
+def scores_of(
+    hidden_BTD: Tensor,
+    batch: Batch,
+    head_VD: Tensor,
+    columns: int,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """-ln p of each label, and 1 where it is the most likely token, else 0: float64 [B, T] on the CPU. Logits
+    of a few tokens at a time. `group`: the ranks that split the head's rows.
+    """
     is_label_BT = batch["labels_BT"] != NOT_SCORED
+    device = hidden_BTD.device
     hidden_ND, labels_N = hidden_BTD[is_label_BT.to(device)], batch["labels_BT"][is_label_BT].to(device)
-    head_VD = model.head_weight
     at_once = max(64, LOGITS_AT_ONCE // head_VD.shape[0])
-    parts = [
-        F.cross_entropy(
-            F.linear(hidden_ND[i : i + at_once], head_VD).float(), labels_N[i : i + at_once], reduction="none"
-        )
-        for i in range(0, len(labels_N), at_once)
-    ]
-    return (
-        torch.cat([part.cpu().double() for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
-    )
+    found_2BT = torch.zeros((2, *is_label_BT.shape), dtype=torch.float64)
+    found = [torch.zeros((2, 0), dtype=torch.float64)]
+    for at in range(0, len(labels_N), at_once):
+        logits_NV = last_logits(hidden_ND[at : at + at_once], head_VD, columns, group)
+        some_N = labels_N[at : at + at_once]
+        nats_N = F.cross_entropy(logits_NV, some_N, reduction="none")
+        found.append(torch.stack([nats_N.double(), (logits_NV.argmax(1) == some_N).double()]).cpu())
+    found_2BT[:, is_label_BT.cpu()] = torch.cat(found, 1)
+    return found_2BT[0], found_2BT[1]
+
+
+@torch.inference_mode()
+def row_class_logits(model: TextModel, spec: RowClasses, batch: Batch) -> Tensor:
+    """[B, C] logits of the model's head for the classes of these rows."""
+    if isinstance(model, GangModel):
+        return model.class_logits(batch, spec)
+    given = {name: values.to(model.device) for name, values in batch.items()}
+    return class_logits_of(model, spec, model(given).hidden, given)
+
+
+def class_logits_of(model: WholeModel, spec: RowClasses, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    """The same from the rows' hidden states."""
+    weights = {name: local(weight) for name, weight in model.named_parameters()}
+    has_pairs = f"pairs.{spec.kind}.end.weight" in weights
+    return class_logits(spec, hidden_BTD, batch, weights.__getitem__, has_pairs=has_pairs)
 
 
 @dataclass(frozen=True, kw_only=True)

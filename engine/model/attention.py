@@ -20,30 +20,45 @@ ROWS = 256  # queries at a time in attention with an additive mask
 
 @dataclass
 class Seen:
-    """One block's cached keys and values, in buffers [B, K, max_len, E], filled up to `length`."""
+    """One block's cached keys and values of this rank's heads, in buffers [B, K, max_len, E] that the first
+    token makes, filled up to `length`.
+    """
 
-    keys: Tensor
-    values: Tensor
+    max_len: int
+    dtype: torch.dtype
     length: int = 0
+    buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, key_BKTE: Tensor, value_BKTE: Tensor) -> tuple[Tensor, Tensor]:
         """Append new keys and values; returns all of them [B, K, S, E]."""
-        end = self.length + key_BKTE.shape[2]
-        self.keys[:, :, self.length : end] = key_BKTE
-        self.values[:, :, self.length : end] = value_BKTE
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        rows, heads, new, width = key_BKTE.shape
+        if self.buffers is None:
+            shape, kind = (rows, heads, self.max_len, width), {"dtype": self.dtype, "device": key_BKTE.device}
+            self.buffers = torch.zeros(shape, **kind), torch.zeros(shape, **kind)
+        begin, self.length = self.length, self.length + new
+        for buffer, values in zip(self.buffers, (key_BKTE, value_BKTE), strict=True):
+            buffer[:, :, begin : self.length] = values
+        return self.seen()
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """All keys and values so far [B, K, S, E]. At least one token must be cached."""
+        assert self.buffers is not None  # made by the first token
+        keys, values = self.buffers
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
 
 @dataclass
 class Cache:
-    """The decoding cache: each block's keys and values; documents, branches and positions for masks."""
+    """The decoding cache: each block's keys and values; documents, branches and positions for masks.
+    `token_bytes`: bytes of keys and values of one token of a row.
+    """
 
     blocks: list[Seen]
     documents_BS: Tensor
     branches_BS: Tensor
     length: int = 0
     positions_BS: Tensor | None = None  # for models with a window
+    token_bytes: int = 0
 
     @classmethod
     def empty(
@@ -56,12 +71,12 @@ class Cache:
         device: torch.device,
     ) -> Self:
         """For `max_len` tokens in each of `batch_size` rows; `blocks`: K and E of each block with a cache."""
-        kind = {"dtype": dtype, "device": device}
-        shapes = [(batch_size, heads, max_len, width) for heads, width in blocks]
+        sizes = [heads * width for heads, width in blocks]
         return cls(
-            blocks=[Seen(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for shape in shapes],
+            blocks=[Seen(max_len, dtype) for _ in sizes],
             documents_BS=torch.full((batch_size, max_len), -1, device=device),
             branches_BS=torch.zeros((batch_size, max_len), dtype=torch.long, device=device),
+            token_bytes=2 * sum(sizes) * dtype.itemsize,
         )
 
     def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:

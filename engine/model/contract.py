@@ -99,6 +99,15 @@ class Model(nn.Module, Generic[SharedType]):
         """[V, D] weight of the head, which the objectives apply, not the model."""
         raise self._unsaid("head_weight")
 
+    @property
+    def device(self) -> torch.device:
+        return self.head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights in matrix products."""
+        return self.head_weight.dtype
+
     def initial(self, name: str) -> tuple[str, float]:
         """Initialisation of the weight `name`: ("normal", std), ("ones", 0) or ("zeros", 0)."""
         raise self._unsaid("initial")

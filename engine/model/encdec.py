@@ -39,8 +39,8 @@ class Crossed:
 
 
 class EncDecShared(NamedTuple):
-    """Inputs of every block. `is_read`: the encoder's states are in the cache. `reads_BT11`: 1 if a token's
-    document has an encoder input.
+    """Inputs of every block. `is_read`: nothing is left for the encoder to read. `reads_BT11`: 1 if a
+    token's document has an encoder input.
     """
 
     batch: dict[str, Tensor]
@@ -211,7 +211,8 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
         """An empty cache for `max_len` decoder tokens in each of `batch_size` rows."""
         spec = self.spec
         blocks = [(spec.num_heads, spec.head_width)] * spec.num_layers
-        found = EncoderCache.empty(blocks, batch_size, max_len, dtype=dtype, device=self.embed.weight.device)
+        device = next(self.parameters()).device  # a pipeline stage may have no embedding
+        found = EncoderCache.empty(blocks, batch_size, max_len, dtype=dtype, device=device)
         found.crossed = [Crossed() for _ in blocks]
         return found
 
@@ -242,7 +243,7 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
             cross_mask=cross_BTU[:, None],
             reads_BT11=cross_BTU.any(-1)[:, :, None, None],
             buckets=buckets,
-            is_read=isinstance(cache, EncoderCache) and cache.memory_BUD is not None,
+            is_read=isinstance(cache, EncoderCache) and "encoder_tokens_BU" not in batch,
         )
 
     def enter(self, batch: dict[str, Tensor]) -> Carried:

@@ -62,7 +62,8 @@ class Decoder(MixtureModel[Shared]):
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
         """An empty cache for `max_len` tokens in each of `batch_size` rows, of type `dtype`."""
         blocks = [(spec.kv_heads, spec.head_width) for spec in self._cached()]
-        return Cache.empty(blocks, batch_size, max_len, dtype=dtype, device=self.embed.weight.device)
+        device = next(self.parameters()).device  # a pipeline stage may have no embedding
+        return Cache.empty(blocks, batch_size, max_len, dtype=dtype, device=device)
 
     def _cached(self) -> list[GPT]:
         """The spec of each block that uses the cache, in order."""

@@ -24,10 +24,10 @@ from atelier.engine.config.device import is_device
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
+from atelier.engine.io.local_ranks import RENDEZVOUS
 from atelier.engine.io.local_url import FILE, path_of
 from atelier.engine.io.machine import num_cores
 
-RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHE, KERNELS = "LRU_CACHE_CAPACITY", 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # timeout of collectives: fails the gang if no hang detector did before

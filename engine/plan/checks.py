@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.mixture import Phase
@@ -25,6 +24,7 @@ from atelier.engine.plan.expert_checks import (
 from atelier.engine.plan.layout_checks import (
     check_embedding,
     check_length,
+    check_limits,
     check_schedule,
     micro_batches,
     padded,
@@ -199,28 +199,7 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stag
     sizes = {"tensor": axes.tensor, "expert": axes.expert, "context": axes.context, "stage": 1}
     if has_stages:
         sizes["stage"] = layout.num_stages
-    for limit in role.model.limits():
-        size = sizes[limit.axis]
-        where = f"{model}.{limit.field} {limit.number}"
-        if limit.field == "kind" and size > 1:
-            axis = "pipeline" if limit.axis == "stage" else limit.axis
-            raise ConfigError(
-                f"{place}.{axis}",
-                f"{size}, but {model} of kind {role.model.kind} does not support this split",
-                f"{axis}=1; docs/extend/adding-a-model.md explains how to support it",
-            )
-        if limit.axis == "stage" and size > limit.number:
-            raise ConfigError(
-                f"{place}.pipeline",
-                f"{size} stages are more than {where}",
-                f"pipeline={limit.number} would fit",
-            )
-        if limit.axis != "stage" and limit.number % size:
-            raise ConfigError(
-                f"{place}.{limit.axis}",
-                f"{size} does not divide {where}",
-                f"{limit.axis}={largest_divisor(limit.number, size)} would fit",
-            )
+    check_limits(role.model, sizes, place=place, model=model)
     if layout.stages and has_stages:
         num_blocks, num_stages = role.model.num_blocks, layout.num_stages
         if len(layout.stages) != num_stages or sum(layout.stages) != num_blocks:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.parallel import InferenceLayout, Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
@@ -96,6 +96,49 @@ def check_encoders(roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], pre
                 f"its rows have no input for the encoder of kind {role.model.kind}",
                 "objective=spans (with tokenizer=bpe4k_spans) or objective=prefix",
             )
+
+
+def check_limits(
+    spec: ModelSpec, sizes: Mapping[str, int], *, place: str = "parallel", model: str = "model"
+) -> None:
+    """Raise ConfigError for sizes of axes that do not divide what a model has, or that it does not support.
+    `place` and `model` name them in messages.
+    """
+    for limit in spec.limits():
+        size = sizes[limit.axis]
+        where = f"{model}.{limit.field} {limit.number}"
+        if limit.field == "kind" and size > 1:
+            axis = "pipeline" if limit.axis == "stage" else limit.axis
+            raise ConfigError(
+                f"{place}.{axis}",
+                f"{size}, but {model} of kind {spec.kind} does not support this split",
+                f"{axis}=1; docs/extend/adding-a-model.md explains how to support it",
+            )
+        if limit.axis == "stage" and size > limit.number:
+            raise ConfigError(
+                f"{place}.pipeline",
+                f"{size} stages are more than {where}",
+                f"pipeline={limit.number} would fit",
+            )
+        if limit.axis != "stage" and limit.number % size:
+            raise ConfigError(
+                f"{place}.{limit.axis}",
+                f"{size} does not divide {where}",
+                f"{limit.axis}={largest_divisor(limit.number, size)} would fit",
+            )
+
+
+def check_inference(layout: InferenceLayout, spec: ModelSpec, *, place: str, model: str = "model") -> None:
+    """Raise ConfigError for a layout over which a model cannot be asked. `place`, `model` as above."""
+    sizes = {"tensor": layout.tensor, "expert": layout.expert, "context": 1, "stage": layout.pipeline}
+    check_limits(spec, sizes, place=place, model=model)
+    if layout.expert > 1 and not any(limit.axis == "expert" for limit in spec.limits()):
+        ranks = layout.shard * layout.expert
+        raise ConfigError(
+            f"{place}.expert",
+            f"{layout.expert}, but {model} has no experts",
+            f"shard={ranks} uses the same ranks",
+        )
 
 
 def has_own_head(spec: ModelSpec) -> bool:

@@ -168,6 +168,7 @@ TABLE = (
             Option("--max-tokens", "most tokens to generate [128]", "N"),
             Option("--temperature", "divides the logits; 0 = always the most probable token [0.8]", "T"),
             Option("--memory", "memory for weights; the others are read when they are needed [all]", "2GB"),
+            Option("--split", "split the model over ranks of this machine [one rank]", "tensor=2"),
             Option("--top-p", "sample from the fewest tokens that reach this probability [1.0]", "P"),
             Option("--seed", "the same seed gives the same text [0]", "N"),
             Option("--genre", "soft prompt for: code, test, documentation, line or prose", "NAME"),

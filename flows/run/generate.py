@@ -10,7 +10,7 @@ from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.generation import Generation, messages_of
 from atelier.engine.config.message import Continuation
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.parallel import InferenceLayout, Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io.machine import num_cores
@@ -66,8 +66,14 @@ def model_called(word: str, store: Store) -> Record:
     return record
 
 
+def layout_of(word: str) -> Parallel:
+    """The layout in words like "tensor=2,pipeline=2"; '' is one rank. Raises ConfigError for others."""
+    parts = [part.partition("=") for part in word.split(",") if part.strip()]
+    return parse(InferenceLayout, {key.strip(): size for key, _, size in parts}, "split").parallel("auto")
+
+
 def continuations(
-    record: Record, generation: Generation, store: Store
+    record: Record, generation: Generation, store: Store, layout: Parallel
 ) -> Generator[Continuation, None, None]:
     """Pieces of the prompts' continuations as they are sampled; the last message is `done`. Closing the
     iterator ends the process. Raises ConfigError or AtelierError when the process reports an error or dies.
@@ -80,7 +86,7 @@ def continuations(
             config=generation.model_dump(mode="json"),
             inputs={"model": store.address("model", record.fingerprint)},
             scratch=scratch,
-            layout=Parallel(threads="auto", shard=1),
+            layout=layout,
         )
         place = Path(scratch) / "run.json"
         place.write_text(run.text())

@@ -42,12 +42,20 @@ def server() -> Iterator[SyncPrefectClient]:
 
 
 def check_answers() -> None:
-    """Raises ConfigError if the server that a user configured is unreachable, or refuses the credential. A
-    server that is only in a Prefect profile is not checked.
+    """Raises ConfigError if the server that a user configured is unreachable, fails, or refuses the
+    credential. A server that is only in a Prefect profile is not checked.
     """
-    if url := os.environ.get("PREFECT_API_URL", ""):
-        with _answering(url, "start it, or unset it: a run then starts its own") as client:
+    if not (url := os.environ.get("PREFECT_API_URL", "")):
+        return
+    way_out = "start it, or unset it: a run then starts its own"
+    try:
+        with _answering(url, way_out) as client:
             client.request("GET", "/admin/version")
+    except PrefectHTTPStatusError as error:
+        if not is_away(error):
+            raise
+        status = error.response.status_code
+        raise ConfigError("PREFECT_API_URL", f"{url} answers with status {status}", way_out) from None
 
 
 @contextmanager

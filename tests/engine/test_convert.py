@@ -25,7 +25,7 @@ from atelier.engine.config.routing import RouterSpec
 from atelier.engine.conversion import depth, merge_experts, upcycle, width
 from atelier.engine.conversion.contract import Converted, Parent
 from atelier.engine.convert import convert
-from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.contract import Model, stored
 from atelier.engine.model.load import build, initialise, read_model

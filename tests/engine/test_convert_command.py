@@ -34,7 +34,7 @@ from atelier.engine.data.encode import encode
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.contract import stored
 from atelier.engine.model.load import read_model

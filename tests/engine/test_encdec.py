@@ -18,7 +18,8 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile, Training
 from atelier.engine.data.examples import Examples
 from atelier.engine.export import export
-from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.sampling import encoder_inputs
 from atelier.engine.inference.scoring import choose, label_nats, read_held_out, text_nats
 from atelier.engine.inference.serving import serve

@@ -21,6 +21,7 @@ from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.evaluate import Exam, baselines, evaluate
+from atelier.engine.inference import opened
 from atelier.engine.inference.scoring import HeldOutText, choose, read_held_out, text_nats
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
@@ -221,7 +222,7 @@ def test_a_model_in_shards_scores_as_in_one_file(study):
 
 
 def test_a_streamed_model_is_gone_before_the_next_is_read(study, monkeypatch):
-    read, before = evaluation.read_model_within, []
+    read, before = opened.read_model_within, []
 
     def reading(*given, **named):
         before.append([model() is None for model in known])
@@ -230,7 +231,7 @@ def test_a_streamed_model_is_gone_before_the_next_is_read(study, monkeypatch):
         return network, spec
 
     known: list[weakref.ref] = []
-    monkeypatch.setattr(evaluation, "read_model_within", reading)
+    monkeypatch.setattr(opened, "read_model_within", reading)
     config = asked(study, labels=False, memory_gb=0.0002)
     config["targets"]["two"] = config["targets"]["one"]
     deep = study.model("deep", num_layers=6)

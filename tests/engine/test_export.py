@@ -22,8 +22,8 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.examples import NOT_SCORED
 from atelier.engine.export import NOT_COMPARED
-from atelier.engine.inference.generator import read_generator
-from atelier.engine.inference.sampling import TextModel
+from atelier.engine.inference.models import TextModel
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.load import read_model

@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.data.decoding import whole_characters
 from atelier.engine.generate import generate
-from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.sampling import sample
 from tests.checkout import python_path
 from tests.engine.scored_models import Study

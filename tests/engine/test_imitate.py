@@ -20,7 +20,8 @@ from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.imitate import imitate
-from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.sampling import continuation, continuations
 from atelier.engine.io.artifact import open_input
 from tests.engine.row_inputs import VOCAB, harbour

@@ -20,8 +20,8 @@ from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.evaluate import Exam
-from atelier.engine.inference.generator import read_generator
-from atelier.engine.inference.sampling import TextModel
+from atelier.engine.inference.models import TextModel
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.scoring import choose
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model

@@ -14,7 +14,8 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.inference import rows as rows_file
-from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.inference.sampling import continuation
 from tests.engine.scored_models import Study
@@ -147,7 +148,8 @@ def test_a_row_whose_logits_are_not_finite_ends_with_the_reason_and_others_go_on
     rows = Rows(generator.model, generator.vocabulary.ends)
     how = Sampling(max_tokens=9, temperature=0.0)
     good, bad = (rows.begin(generator.before(text, how), how) for text in ("Poem", "sea"))
-    bad.cache.blocks[0].values[:] = torch.nan
+    with torch.inference_mode():
+        bad.cache.blocks[0].seen()[1][:] = torch.nan
     while not good.is_done:
         rows.step([row for row in (bad, good) if not row.is_done])
     assert bad.fault is not None and "not finite" in str(bad.fault)

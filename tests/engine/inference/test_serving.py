@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atelier.engine.config.generation import Sampling
 from atelier.engine.inference import sampling
-from atelier.engine.inference.generator import Generator, read_generator
+from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.sampling import MASKED, next_logits, piece_of
 from atelier.engine.inference.serving import Desk, serve
 from tests.checkout import python_path

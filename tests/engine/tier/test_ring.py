@@ -23,7 +23,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.router.hash import Hash
 from atelier.engine.config.router.topk import TopK
-from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.scoring import read_held_out, text_nats
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model

@@ -171,6 +171,13 @@ def test_a_server_that_is_no_prefect_is_told(root: Path, status: int, body: byte
     assert line.startswith(f"PREFECT_API_URL: {url} is ") and "page" not in line
 
 
+def test_a_server_that_fails_is_told_with_its_status(root: Path) -> None:
+    with a_server(500, b"no database") as url:
+        code, tried = said_here(root, "pretrain", "experiment=tiny", "tracker=none", PREFECT_API_URL=url)
+    assert f"PREFECT_API_URL: {url} answers with status 500; start it, or unset it" in tried
+    assert code == 2 and "a fault in the program" not in tried
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_locked_server_is_told_without_the_password(root: Path, status: int) -> None:
     with a_server(status, b"{}") as url:

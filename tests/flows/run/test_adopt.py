@@ -16,7 +16,7 @@ from atelier.engine.config.generation import Sampling
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
 from atelier.flows.cli.main import run

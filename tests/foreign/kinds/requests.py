@@ -179,7 +179,7 @@ class Answering:
     def __init__(self, folder: Path) -> None:
         import torch
 
-        from atelier.engine.inference.generator import read_generator
+        from atelier.engine.inference.opened import read_generator
         from atelier.engine.io.artifact import ArtifactInput
         from atelier.infra.store.store import Store
         from tests.infra.records import Shelf
