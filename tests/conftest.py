@@ -2,9 +2,12 @@
 Several tests run at once, and threads that wait for each other on busy cores take many times as long.
 """
 
+import atexit
 import logging
 import os
+import shutil
 import signal
+import tempfile
 
 from tests.checkout import python_path
 
@@ -22,6 +25,9 @@ os.environ.update(
     OPENBLAS_NUM_THREADS="1",
     CUDA_VISIBLE_DEVICES="",  # pool=here computes on CPUs, whatever this machine has
     PYTHONPATH=python_path(),  # of what tests start, whose code some of it is
+    # this process's Prefect server outlives the test that starts it, and so does its database
+    PREFECT_HOME=tempfile.mkdtemp(prefix="atelier-prefect-"),
 )
+atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 
 pytest_plugins = ["tests.budget"]

@@ -1,5 +1,4 @@
-"""The cost of a training: parameters, FLOPs, memory of the fullest rank, time per step; and the cost of text
-that a model writes. Torch-free.
+"""The cost of a training: parameters, FLOPs, memory of the fullest rank, time per step. Torch-free.
 
 Memory is modelled in engine/plan/memory.py, time in engine/plan/step_time.py; FLOPs per token follow PaLM
 (2204.02311, appendix B).
@@ -8,9 +7,7 @@ Memory is modelled in engine/plan/memory.py, time in engine/plan/step_time.py; F
 from dataclasses import asdict, dataclass, replace
 from typing import TypedDict, cast
 
-from atelier.engine.config.blocks import Blocks
 from atelier.engine.config.device import Device
-from atelier.engine.config.generation import ROWS, Written
 from atelier.engine.config.kind_files import extension_part
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -25,14 +22,10 @@ from atelier.engine.plan.interconnect import Interconnect
 from atelier.engine.plan.layout_checks import has_own_head, padded, ramp_shares
 from atelier.engine.plan.memory import Memory, OffDevice, peak_memory
 from atelier.engine.plan.model_shape import ModelShape, model_shape_of
-from atelier.engine.plan.roofline import KERNELS, Machine
+from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import Seconds, step_time
 
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
-WRITING = "fp32"  # precision of weights, keys and values while a model writes
-DRAWN = 5 * 8  # bytes per logit of a row while a token is drawn: float64, probabilities, order, sums
-DRAW_S = 90e-9  # per logit of a row: softmax and sort in float64 on one core
-PROCESS_GB = 0.5  # for torch and the tokenizer
 
 
 class EstimateRow(TypedDict):
@@ -231,39 +224,3 @@ def recomputed_flops(model_shape: ModelShape, parallel: Parallel, *, is_fused: b
     if parallel.recompute == "full":
         return sum(model_shape.flops) / 3 / parallel.recompute_every
     return 0.0 if is_fused else model_shape.attention_flops / parallel.recompute_every
-
-
-@dataclass(frozen=True)
-class WritingCost:
-    params: int
-    tokens: int  # maximum read and written
-    flops: float
-    memory_gb: float
-    seconds: float
-
-
-def cost_of_writing(
-    model: ModelSpec, asked: Written, documents: int, layout: Parallel, pool: Pool
-) -> WritingCost:
-    """The cost of `documents` documents of the greatest length. A token of all rows takes the time of its
-    arithmetic or of reading the weights, plus sampling from all logits.
-    """
-    machine, width = machine_of(pool, pool.device, layout, WRITING), WIDTHS[WRITING]
-    length = asked.prefix + asked.tokens
-    params, rows = model.num_params(), min(ROWS, documents)
-    flops = model.flops_per_token(length) / 3  # forward only
-    groups = -(-documents // ROWS)
-    launches = KERNELS * model.num_layers * machine.launch_s
-    step_s = max(rows * flops / machine.flops, width * params / machine.bandwidth) + launches
-    step_s += rows * model.tokens * DRAW_S
-    read_s = documents * asked.prefix * flops / machine.flops
-    keys = model.kv_heads * model.head_width if isinstance(model, Blocks) else model.hidden
-    cached = rows * length * 2 * model.num_layers * keys
-    drawn = rows * model.tokens * DRAWN
-    return WritingCost(
-        params=params,
-        tokens=documents * length,
-        flops=flops * documents * length,
-        memory_gb=(width * (params + cached) + drawn) / 1e9 + PROCESS_GB,
-        seconds=read_s + groups * asked.tokens * step_s,
-    )

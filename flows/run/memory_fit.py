@@ -67,13 +67,15 @@ def too_much(node: Node, each: Sequence[float], pool: Pool, vocab: int) -> str |
 
 
 def _too_much_to_write(node: Node, needed: float, pool: Pool) -> str | None:
-    limit = limit_gb(pool, 1)
+    limit = limit_gb(pool, node.ranks)
     if needed <= limit:
         return None
     holder = "this machine" if pool.is_cpu else f"a device ({pool.gpu})"
+    holder += f", for each of {node.ranks} ranks," if node.ranks > 1 else ""
     return (
         f"{node.name}: needs {needed:.1f} GB for the model that writes, in float32, but {holder} has "
-        f"{limit:.1f}; let a smaller model write (data.written.by), or fewer tokens (data.written.tokens)"
+        f"{limit:.1f}; split it (data.written.tensor), let a smaller model write (data.written.by), or fewer"
+        " tokens (data.written.tokens)"
     )
 
 

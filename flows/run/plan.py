@@ -13,6 +13,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.io.survey import SurveyRow
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
+from atelier.flows.run.asked_fit import asked_plan
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.curation_cost import CPU_S, cpu_seconds, curation_notes, curation_refusals, texts_of
@@ -188,6 +189,13 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
         if (refusal := too_much(node, sizes, pool, of_node.vocab)) is not None:
             refusals.append(refusal)
+        if any(row["state"] == "run" for row in mine):
+            asked = asked_plan(node, nodes, store, pool, of_node.vocab)
+            refusals += asked.refusals
+            seconds[node.name] = max(seconds.get(node.name, 0.0), asked.seconds)
+            if node.ranks > 1 or not pool.is_cpu:
+                for row in mine:
+                    row["memory_gb"] = row["memory_gb"] or round(asked.memory_gb, 6)
         for part in parts_of_extensions([node], "link_rows"):
             refusals += part.refusals(node, store)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}

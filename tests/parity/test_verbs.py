@@ -23,6 +23,7 @@ from tests.forks import start_gang
 pytestmark = pytest.mark.slow
 
 STORY = "Poem {n} has a sea. It is {n} fathoms deep. Boats go there often. Nobody is lost. "
+SPLITS = ("held_out", "train")
 LAYOUTS = [{"tensor": 2}, {"shard": 2}, {"pipeline": 2}, {"replicate": 2}]
 
 
@@ -33,7 +34,7 @@ class Verbs(Study):
         super().__init__(folder)
         self.speaker = self.model("speaker", num_heads=4)
         lines = [
-            {"id": str(n), "text": STORY.format(n=n) * 4, "group": str(n), "split": "train" if n % 4 else "held_out"}
+            {"id": str(n), "text": STORY.format(n=n) * 4, "group": str(n), "split": SPLITS[n % 4 > 0]}
             for n in range(40)
         ]
         files = {"documents.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode()}

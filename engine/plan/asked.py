@@ -1,0 +1,73 @@
+"""The memory and time of models that are asked: scored, examined, continued. Torch-free."""
+
+from dataclasses import dataclass
+
+from atelier.engine.config.blocks import Blocks
+from atelier.engine.config.generation import ROWS, Written
+from atelier.engine.config.parallel import InferenceLayout, Parallel, inference_axes
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.plan.estimate import WIDTHS, machine_of
+from atelier.engine.plan.roofline import KERNELS
+
+WRITING = "fp32"  # precision of weights, keys and values while a model writes
+DRAWN = 5 * 8  # bytes per logit of a row while a token is drawn: float64, probabilities, order, sums
+DRAW_S = 90e-9  # per logit of a row: softmax and sort in float64 on one core
+PROCESS_GB = 0.5  # for torch and the tokenizer
+
+
+def held_gb(model: ModelSpec, layout: InferenceLayout, width: int) -> float:
+    """Memory of one rank in GB: its share of the weights, of `width` bytes each; what it gathers of sharded
+    ones, a block with the embedding and head; and its libraries.
+    """
+    params, gathered = model.num_params(), 0.0
+    if layout.shard * layout.expert > 1:
+        ends = model.tokens * model.hidden * (1 if getattr(model, "tied", True) else 2)
+        gathered = (ends + max(0, params - ends) / model.num_blocks) / layout.tensor
+    held = params / (layout.ranks // layout.replicate)
+    return width * min(params, held + gathered) / 1e9 + PROCESS_GB
+
+
+def seconds_of_reading(
+    model: ModelSpec, tokens: int, length: int, layout: Parallel, pool: Pool, *, precision: str
+) -> float:
+    """Seconds of forward passes over `tokens` tokens in rows of `length`."""
+    machine = machine_of(pool, pool.device, layout, precision)
+    return tokens * model.flops_per_token(length) / 3 / (machine.flops * layout.ranks)
+
+
+@dataclass(frozen=True)
+class WritingCost:
+    params: int
+    tokens: int  # maximum read and written
+    flops: float
+    memory_gb: float
+    seconds: float
+
+
+def cost_of_writing(
+    model: ModelSpec, asked: Written, documents: int, layout: Parallel, pool: Pool
+) -> WritingCost:
+    """The cost of `documents` documents of the greatest length. A token of all rows takes the time of its
+    arithmetic or of reading the weights, plus sampling from all logits.
+    """
+    machine, width = machine_of(pool, pool.device, layout, WRITING), WIDTHS[WRITING]
+    length = asked.prefix + asked.tokens
+    params, rows = model.num_params(), min(ROWS, documents)
+    flops, parts = model.flops_per_token(length) / 3, layout.ranks // layout.replicate  # forward only
+    groups = -(-documents // ROWS)
+    launches = KERNELS * model.num_layers * machine.launch_s
+    speed = machine.flops * layout.ranks
+    step_s = max(rows * flops / speed, width * params / parts / machine.bandwidth) + launches
+    step_s += rows * model.tokens * DRAW_S
+    read_s = documents * asked.prefix * flops / speed
+    keys = model.kv_heads * model.head_width if isinstance(model, Blocks) else model.hidden
+    cached = rows * length * 2 * model.num_layers * keys
+    drawn = rows * model.tokens * DRAWN
+    return WritingCost(
+        params=params,
+        tokens=documents * length,
+        flops=flops * documents * length,
+        memory_gb=held_gb(model, inference_axes(layout), width) + (width * cached / parts + drawn) / 1e9,
+        seconds=read_s + groups * asked.tokens * step_s,
+    )
