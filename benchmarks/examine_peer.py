@@ -25,14 +25,13 @@ from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImpo
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from atelier.engine.config.exam import Examine, ExamineConfig
-from atelier.engine.config.parallel import Axes, Parallel
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.data.asked import PosedSet
-from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.examine import Examiner, read_network
+from atelier.engine.examine import Examiner
+from atelier.engine.inference.opened import read_generator
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import Progress
 from atelier.engine.parallel.gang import start_gang
-from atelier.engine.parallel.grid import Grid
 
 BATCHES = (1, 4, 16, 64)
 Order = dict[str, Any]
@@ -90,13 +89,12 @@ def speed(order: Order) -> dict[str, Any]:
     """Requests per CPU-second: medians of rounds; lm-eval at its best batch of a first round of all."""
     torch.set_num_threads(1)
     scratch, lm = Path(order["scratch"]), language_model(order)
-    grid = Grid(start_gang(Parallel(shard=1, threads=1, device="cpu"), ""), Axes())
+    gang = start_gang(Parallel(shard=1, threads=1, device="cpu"), "")
     settings = Examine(sequence=order["sequence"], overlap=0.0)
     model = open_input(order["model"])
-    network, _ = read_network(model, scratch, settings, grid)
-    vocabulary = Vocabulary.of(model, scratch)
+    speaker = read_generator(model, scratch, gang.device)
     config = ExamineConfig(examine=settings, threads=1)
-    examiner = Examiner(network.eval(), vocabulary, config, grid, Progress(io.StringIO()))  # pyright: ignore[reportArgumentType]
+    examiner = Examiner(speaker.model, speaker.vocabulary, config, Progress(io.StringIO()))
     found: dict[str, Any] = {}
     for kind, url in order["sets"].items():
         whole = PosedSet.of(open_input(url), scratch)

@@ -4,7 +4,7 @@ network: parts of benchmarks/objectives.py.
 
 import statistics
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from intervals import mean_of
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from study import Batch, Study, batches, tensors
-from torch import nn
 
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.data import SEP
@@ -33,7 +32,7 @@ def right(study: Study, spec: RowClasses, rivals: dict[str, np.ndarray], chance:
     """
     some = list(batches(*held_out(study, spec)))
     classes_N = np.concatenate([batch["classes_B"] for batch in some])
-    said_N = np.concatenate([said_by(cast(nn.Module, study.model), spec, batch) for batch in some])
+    said_N = np.concatenate([said_by(study.model, spec, batch) for batch in some])
     head_N = (said_N == classes_N).astype(float)
     found = mean_of(head_N) | {"chance": round(chance, 4)}
     for name, other_N in rivals.items():

@@ -22,6 +22,7 @@ from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.datasets.natural import IMITATIONS, Imitation
 from atelier.engine.inference.generator import Generator
+from atelier.engine.inference.models import WholeModel
 from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput, open_input
@@ -50,7 +51,8 @@ class Study:
         folder = self.scratch / Path(model.url).name
         folder.mkdir(exist_ok=True)
         self.speaker: Generator = read_generator(model, folder, torch.device("cpu"))
-        self.model, self.vocabulary = self.speaker.model, self.speaker.vocabulary
+        self.model = cast(WholeModel, self.speaker.model)
+        self.vocabulary = self.speaker.vocabulary
 
     def aim(self, name: str) -> None:
         """What follows is asked of the teacher that has gone on with this aim."""

@@ -27,9 +27,8 @@ from atelier.engine.data.render import checked
 from atelier.engine.inference.generator import Generator
 from atelier.engine.inference.opened import opened_generator
 from atelier.engine.inference.serving import serve
-from atelier.engine.io.local_ranks import other_ranks
 from atelier.engine.io.process import input_of, leave, run_verb, say
-from atelier.engine.parallel.gang import start_gang
+from atelier.engine.parallel.gang import other_ranks, start_gang
 
 # below this many parameters one thread is as fast, and no token waits for a thread without a core
 SMALL = 30_000_000

@@ -20,7 +20,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, DataError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.inference.models import Batch, GangModel, TextModel
-from atelier.engine.inference.sampling import next_logits, piece_of, room_behind, sample
+from atelier.engine.inference.sampling import last_logits, next_logits, piece_of, room_behind, sample
 from atelier.engine.model.attention import Attend, Cache, Seen
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.moe import Mixed, MoE
@@ -151,7 +151,9 @@ class Rows:
     @torch.inference_mode()
     def _logits(self, rows: Sequence[Last]) -> Tensor:
         """[rows, V] logits after the last tokens, which join the caches."""
-        device, empty = self.model.device, SLOTS - len(rows)
+        model, empty = self.model, SLOTS - len(rows)
+        assert not isinstance(model, GangModel)  # whose rows are never computed together
+        device = model.device
         tokens_NT = torch.tensor([*(row.token for row in rows), *[self.ends[0]] * empty], device=device)[
             :, None
         ]
@@ -164,11 +166,10 @@ class Rows:
         self._pass.num_rows = len(rows)
         try:
             caches = _Caches([row.cache for row in rows], places_NT, self._pass)
-            hidden_NTD = self.model(batch, cache=caches).hidden
+            hidden_NTD = model(batch, cache=caches).hidden
         finally:
             self._pass.num_rows = 0
-        head_DV = self.model.head_weight[: self.model.spec.ids].t()
-        return (hidden_NTD[:, -1] @ head_DV)[: len(rows)].float()
+        return last_logits(hidden_NTD[:, -1], model.head_weight, model.spec.ids)[: len(rows)]
 
     def _is_exact(self) -> bool:
         """Whether a row's logits have equal bits in the first and other slots, alone and beside others, and

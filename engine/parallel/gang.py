@@ -6,10 +6,15 @@ import ctypes
 import json
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext, suppress
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -24,14 +29,16 @@ from atelier.engine.config.device import is_device
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
-from atelier.engine.io.local_ranks import RENDEZVOUS
 from atelier.engine.io.local_url import FILE, path_of
 from atelier.engine.io.machine import num_cores
 
+RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHE, KERNELS = "LRU_CACHE_CAPACITY", 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # timeout of collectives: fails the gang if no hang detector did before
 PATIENCE = timedelta(hours=1)
+
+OTHERS_END_S = 10.0  # for ranks to end once the first one has
 
 OFF: AbstractContextManager[None] = nullcontext()
 MARK = "atelier: "  # prefix of region names in a profiler's trace
@@ -104,6 +111,41 @@ class Gang:
     def close(self) -> None:
         if self.world > 1:
             dist.destroy_process_group()
+
+
+@contextmanager
+def other_ranks(module: str, path: str, ranks: int) -> Iterator[None]:
+    """Run `python -m module path` as ranks 1 .. `ranks` - 1 beside this process, rank 0, and end them with
+    it. They write nothing but errors. Nothing happens in a process that is already a rank of a gang.
+    """
+    if ranks == 1 or "WORLD_SIZE" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="atelier-ranks-") as folder:
+        os.environ |= {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            RENDEZVOUS: (Path(folder) / "meeting").as_uri(),
+        }
+        others = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(1, ranks)
+        ]
+        try:
+            yield
+        finally:
+            for process in others:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(OTHERS_END_S)
+                process.kill()
+                process.wait()
 
 
 def start_gang(layout: Parallel, gpu: str = "") -> Gang:

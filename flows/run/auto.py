@@ -2,7 +2,7 @@
 Check warm-ups against their schedules, and memory against the needs of streamed weights.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
 
@@ -14,7 +14,7 @@ from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.parallel import InferenceLayout, Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role, without_pipeline
@@ -27,12 +27,13 @@ from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.engine.plan.search import LayoutOption, search
 from atelier.engine.plan.streamed import SCORED, check_streamed
-from atelier.flows.run.memory_fit import TRAINED, limit_gb
+from atelier.flows.run.memory_fit import TRAINED, limit_gb, smallest_split
 from atelier.infra.dag import Node
-from atelier.infra.store.existing_model import existing_in
+from atelier.infra.store.existing_model import Existing, existing_in
 from atelier.infra.store.store import Store, default_root
 from atelier.tasks.finetune import role_of, tuning_of
 
+ASKED = ("score", "examine", "imitate")  # sections of tasks that ask models
 AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 
@@ -103,11 +104,15 @@ def _tuned(arguments: Spec) -> tuple[dict[str, Role], Train, int] | None:
     store = Store(default_root())
     with suppress(AtelierError):
         parent = existing_in(store, init, "init")
-        record = store.find(parent.tokenizer.kind, parent.tokenizer.fingerprint)
-        vocab = whole_of(record.summary.get("vocab")) if record is not None else 0
         role = role_of("pretrained-0", parent.spec, settings)
-        return {"": role}, tuning_of(settings, train), vocab
+        return {"": role}, tuning_of(settings, train), _vocab(parent, store)
     return None
+
+
+def _vocab(one: Existing, store: Store) -> int:
+    """The vocabulary of a finished model; 0 = not known."""
+    record = store.find(one.tokenizer.kind, one.tokenizer.fingerprint)
+    return whole_of(record.summary.get("vocab")) if record is not None else 0
 
 
 def _suits(option: LayoutOption, roles: dict[str, Role], train: Train) -> bool:
@@ -192,6 +197,40 @@ def with_prompt(arguments: Spec, overrides: Sequence[str]) -> Spec:
     if any(text.lstrip("+").startswith("score.sample=") for text in overrides):
         return arguments
     return arguments.model_copy(update={"score": score.model_copy(update={"sample": ""})})
+
+
+def splits(arguments: Spec, pools: Callable[[str], Pool]) -> dict[str, Spec]:
+    """The sections of tasks that ask models, by name, with the smallest split in which the largest trained
+    model fits a GPU of the task's pool, where none is given and one does not hold it.
+    """
+    models = _asked(arguments)
+    if not models:
+        return {}
+    largest, found = max(models, key=lambda model: model.num_params()), dict[str, Spec]()
+    for name in ASKED:
+        section, pool = getattr(arguments, name, None), pools(name)
+        if not isinstance(section, InferenceLayout) or section.ranks > 1 or pool.is_cpu or pool.members:
+            continue
+        if getattr(section, "memory_gb", 0.0):
+            continue
+        width = 2 if getattr(section, "precision", "") == "bf16" else 4
+        split = smallest_split(largest, width, pool.device.memory_gb)
+        if split is not None and split.ranks > 1:
+            found[name] = section.model_copy(update=split.model_dump())
+    return found
+
+
+def _asked(arguments: Spec) -> list[ModelSpec]:
+    """The models of a flow: those that it trains, or finished ones that it is given. Empty if not known."""
+    if vocab_of(arguments) and (roles := trained(arguments)):
+        return [_sized(role.model, arguments) for role in roles.values()]
+    words, store = [*getattr(arguments, "models", ()), getattr(arguments, "init", "")], Store(default_root())
+    found = []
+    for word in words:
+        with suppress(AtelierError):  # the flow's body then gives the reason
+            one = existing_in(store, word, "models") if word else None
+            found += [one.spec.resolved(_vocab(one, store) or 1)] if one else []
+    return found
 
 
 def check_specials(arguments: Spec) -> None:

@@ -21,6 +21,7 @@ from atelier.flows.run.auto import (
     check_specials,
     check_warmups,
     fastest_layout,
+    splits,
     trained,
     with_interval,
     with_prompt,
@@ -164,6 +165,8 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
     if here is None:
         check_site_given(arguments)
     arguments = with_prompt(resolved(arguments, training_pool(pool, task_pools)), overrides)
+    split = splits(arguments, lambda task: task_pools.get(task, pool))
+    arguments = arguments.model_copy(update=split)
     if here is not None:
         arguments = with_all_roles(arguments)
     check_beginnings(arguments, taken, overrides)

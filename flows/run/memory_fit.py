@@ -1,22 +1,34 @@
-"""Check that a training fits its layout and the memory of the pool's devices; list possible layouts."""
+"""Check that a training, or a model that is asked, fits its layout and the memory of the pool's devices; list
+possible layouts.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-from atelier.engine.config.base import JsonObject, Spec
+from atelier.engine.config.base import Json, JsonObject, Spec, parse
 from atelier.engine.config.data import Tokenizer
-from atelier.engine.config.document import whole_of
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.document import number_of, section_of, whole_of
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.parallel import InferenceLayout, Parallel, inference_axes
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.sections import frozen_limit, is_here
+from atelier.engine.config.task.write import WriteConfig
 from atelier.engine.io.machine import memory_gb
+from atelier.engine.plan.asked import held_gb, seconds_of_reading
 from atelier.engine.plan.checks import check_layout
+from atelier.engine.plan.layout_checks import check_inference
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
 from atelier.infra.launch.slots import num_slots
+from atelier.infra.store.existing_model import existing_in
 from atelier.infra.store.store import Store
 from atelier.tasks.finetune import check_sizes
 
 TRAINED = ("train", "finetune")
+SECTIONS = {"score": "score", "examine": "examine", "imitate": "imitate", "write": "data.written"}
+MOST_SPLIT = 13  # a proposed layout has fewer than 2^13 ranks
 MOST_DEVICES = 8192  # upper bound of the search for a layout that fits
 
 
@@ -148,3 +160,104 @@ def words(option: LayoutOption, node: Node) -> str:
     if node.task != "finetune":
         found.append(f"train.micro_batch={option.micro_batch}")
     return " ".join(found)
+
+
+class AskedPlan(NamedTuple):
+    """`refusals` of a node that asks models, the memory of one rank in GB, and seconds; 0 = not known."""
+
+    refusals: list[str] = []
+    memory_gb: float = 0.0
+    seconds: float = 0.0
+
+
+def asked_plan(node: Node, nodes: Sequence[Node], store: Store, pool: Pool, vocab: int) -> AskedPlan:
+    """What a node asks of its models; nothing for other nodes and for models that are not known yet."""
+    if node.task not in SECTIONS:
+        return AskedPlan()
+    layout = Parallel.model_validate(node.layout)
+    axes, place = inference_axes(layout), SECTIONS[node.task]
+    settings = section_of(node.config.get(node.task, node.config))
+    half, limited = settings.get("precision") == "bf16", number_of(settings.get("memory_gb"))
+    width, precision = (2, "bf16") if half else (4, "fp32")
+    refusals: list[str] = []
+    held: dict[str, float] = {}  # GB by model
+    seconds, specs = 0.0, dict(_models(node, nodes, store, vocab))
+    for name, spec in specs.items():
+        try:
+            check_inference(axes, spec, place=place, model=name)
+        except ConfigError as error:
+            refusals.append(str(error))
+            continue
+        whole = held_gb(spec, axes, width)
+        held[name] = min(whole, limited) if limited else whole
+        tokens, length = _tokens(settings)
+        if tokens:
+            seconds += seconds_of_reading(spec, tokens, length, layout, pool, precision=precision)
+    largest, limit = max(held, key=held.__getitem__, default=""), limit_gb(pool, layout.ranks)
+    needed = held.get(largest, 0.0)
+    if needed > limit and node.task != "write":  # which has a check of its own
+        holder = "this machine, for each," if pool.is_cpu else f"a device ({pool.gpu})"
+        ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
+        refusals.append(
+            f"{node.name}: needs {needed:.1f} GB for {largest} on each of {ranks}, but {holder} has"
+            f" {limit:.1f}; {_way_out(specs[largest], width, limit, place)}"
+        )
+    return AskedPlan(refusals, needed, seconds)
+
+
+def _models(node: Node, nodes: Sequence[Node], store: Store, vocab: int) -> Iterator[tuple[str, ModelSpec]]:
+    """The models that a node asks, by name: finished ones, and those of the run's trainings."""
+    if node.task == "write":
+        yield "its model", parse(WriteConfig, node.config, node.name).model
+        return
+    made = {
+        product.fingerprint: (each, key)
+        for each in nodes
+        if each.task in ("train", "finetune")
+        for key, product in each.products.items()
+    }
+    for role, (kind, fingerprint) in node.inputs.items():
+        if kind != "model":
+            continue
+        name = role.removeprefix("model.")
+        if fingerprint in made:
+            maker, key = made[fingerprint]
+            if key in section_of(maker.config.get("roles")) and vocab:
+                yield name, maker.training.roles[key].model.resolved(vocab)
+        elif store.find(kind, fingerprint) is not None:
+            with suppress(AtelierError):  # the task says what is wrong with it
+                one = existing_in(store, fingerprint, node.name)
+                tokenizer = store.find(one.tokenizer.kind, one.tokenizer.fingerprint)
+                size = whole_of(tokenizer.summary.get("vocab")) if tokenizer else 0
+                yield name, one.spec.resolved(size or vocab or 1)
+
+
+def _tokens(settings: Mapping[str, Json]) -> tuple[int, int]:
+    """Tokens to read of each model, and those of a row; 0 where they are not known."""
+    length = settings.get("sequence")
+    if not isinstance(length, int):
+        return 0, 0
+    return whole_of(settings.get("max_tokens")) + length * whole_of(settings.get("max_examples")), length
+
+
+def _way_out(spec: ModelSpec, width: int, limit: float, place: str) -> str:
+    """The smallest split that fits, as overrides."""
+    if (layout := smallest_split(spec, width, limit)) is None:
+        return "a smaller model, or more devices"
+    axes = {"tensor": layout.tensor, "pipeline": layout.pipeline}
+    words = [f"{place}.{axis}={size}" for axis, size in axes.items() if size > 1]
+    return f"{' '.join(words)} would fit ({held_gb(spec, layout, width):.0f} GB)"
+
+
+def smallest_split(spec: ModelSpec, width: int, limit: float) -> InferenceLayout | None:
+    """The fewest ranks on which a model of weights of `width` bytes needs at most `limit` GB each, matrices
+    split before blocks; None if there is none.
+    """
+    for ranks in (2**n for n in range(MOST_SPLIT)):
+        for tensor in (size for size in (8, 4, 2, 1) if size <= ranks):
+            layout = InferenceLayout(tensor=tensor, pipeline=ranks // tensor)
+            with suppress(ConfigError):
+                check_inference(layout, spec, place="")
+                if held_gb(spec, layout, width) <= limit:
+                    return layout
+    return None

@@ -13,14 +13,13 @@ from atelier.engine.config.train import Train
 from atelier.engine.io.survey import SurveyRow
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
-from atelier.flows.run.asked_fit import asked_plan
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.curation_cost import CPU_S, cpu_seconds, curation_notes, curation_refusals, texts_of
 from atelier.flows.run.data_notes import data_notes, stream_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
-from atelier.flows.run.memory_fit import check_vocabulary, known_vocab, too_much
+from atelier.flows.run.memory_fit import asked_plan, check_vocabulary, known_vocab, too_much
 from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals, PoolRow, pool_rows
 from atelier.flows.run.pools import gpu_notes
 from atelier.flows.run.reasons import reasons_of

@@ -232,13 +232,13 @@ def lineage(what: str) -> Lineage:
 def generate(
     model: str, prompt: str = "", *, max_tokens: int = ..., temperature: float = ..., top_p: float = ...,
     seed: int = ..., best_of: int = ..., memory: str | float = ..., genre: str = ..., topic: str = ...,
-    keywords: Sequence[str] = ..., sentiment: str = ..., length: int = ...,
+    keywords: Sequence[str] = ..., sentiment: str = ..., length: int = ..., split: str = ...,
 ) -> str: ...  # fmt: skip
 @overload
 def generate(
     model: str, prompt: Sequence[str], *, max_tokens: int = ..., temperature: float = ..., top_p: float = ...,
     seed: int = ..., best_of: int = ..., memory: str | float = ..., genre: str = ..., topic: str = ...,
-    keywords: Sequence[str] = ..., sentiment: str = ..., length: int = ...,
+    keywords: Sequence[str] = ..., sentiment: str = ..., length: int = ..., split: str = ...,
 ) -> list[str]: ...  # fmt: skip
 def generate(
     model: str,
@@ -255,16 +255,17 @@ def generate(
     keywords: Sequence[str] = (),
     sentiment: str = "",
     length: int = 0,
+    split: str = "",
 ) -> str | list[str]:
     """The continuation of a text, without the text itself, or of several: `atelier generate`, with its
     options. `model` is a name, name@alias or digits of a fingerprint; `memory` limits the weights in memory
-    ("2GB" or a number of GB; 0 = all).
+    ("2GB" or a number of GB; 0 = all); `split` is its layout over ranks of this machine ("tensor=2").
 
     Raises ConfigError for an unknown model and invalid settings.
 
     >>> generate("student_a", "def main(", max_tokens=40, temperature=0)
     """
-    from atelier.flows.run.generate import continuations, generation_of, model_called
+    from atelier.flows.run.generate import continuations, generation_of, layout_of, model_called
     from atelier.flows.run.store_check import open_store
 
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
@@ -276,7 +277,8 @@ def generate(
     generation, store = generation_of(prompts, given), open_store()
     texts = [""] * len(prompts)
     if prompts:
-        with closing(continuations(model_called(model, store), generation, store)) as pieces:
+        record, layout = model_called(model, store), layout_of(split)
+        with closing(continuations(record, generation, store, layout)) as pieces:
             for piece in pieces:
                 texts[piece.get("prompt", 0)] += piece.get("text", "")
     return texts[0] if isinstance(prompt, str) else texts

@@ -108,7 +108,7 @@ def test_a_model_that_fits_no_device_is_tuned_on_several(
 ) -> None:
     monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
     large = store_with(tmp_path, GPT(num_layers=48, hidden=8192, num_heads=64, vocab=32000))
-    pool = ("pool=a100_80g", "parallel.threads=1", "score.tensor=8")
+    pool = ("pool=a100_80g", "parallel.threads=1")
     [refusal] = planned(large, *pool).refusals
     assert "on each of 1 rank, but a device (a100-80g) has 80.0; parallel." in refusal
     assert "train.micro_batch" not in refusal  # which fine-tuning does not read

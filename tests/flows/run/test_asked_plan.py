@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.plan.asked import PROCESS_GB
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.run.plan_document import PlanRow
 from atelier.infra.store.store import Store
 
 LARGE = GPT(num_layers=48, hidden=8192, num_heads=64, vocab=512)
@@ -34,30 +36,41 @@ def asked(store: Store, *words: str) -> Plan:
     return planned(store, "pretrain", *TRAINED, *words)
 
 
-def test_a_model_that_fits_no_device_is_refused_with_a_split_that_does_and_that_one_is_planned(
-    store: Store,
-) -> None:
-    [refusal] = asked(store, "pool=a100_80g").refusals
-    found = re.search(
-        r"score: needs ([\d.]+) GB for model on each of 1 rank, .* has 80.0; (.*) would fit", refusal
-    )
-    assert found is not None and float(found[1]) == pytest.approx(NEEDED, abs=1)
-    plan = asked(store, "pool=a100_80g", *found[2].split())
+def of_model(plan: Plan) -> PlanRow:
+    [row] = [row for row in plan.rows if row["name"] == "score.model"]
+    return row
+
+
+def test_a_model_that_fits_no_device_is_asked_by_the_fewest_that_hold_it(store: Store) -> None:
+    plan = asked(store, "pool=a100_80g")
+    assert plan.refusals == [] and plan.seconds["score"] > 0
+    assert NEEDED / 2 < of_model(plan)["memory_gb"] < 80 < NEEDED
+    [node] = [node for node in plan.nodes if node.task == "score"]
+    assert node.ranks == 2 and Parallel.model_validate(node.layout).tensor == 2
+
+
+def test_where_the_tasks_have_pools_that_of_the_task_counts(store: Store) -> None:
+    plan = asked(store, "pool=a100_80g", "pool.tasks={score: h200}")
+    [node] = [node for node in plan.nodes if node.task == "score"]
+    assert node.ranks == 2 and NEEDED > 141
+
+
+def test_a_given_split_that_is_too_small_is_refused_with_one_that_fits(store: Store) -> None:
+    [refusal] = asked(store, "pool=a100_40g", "score.tensor=2", "parallel.replicate=2").refusals
+    says = r"score: needs ([\d.]+) GB for model on each of 2 ranks, .* has 40.0; (.*) would fit"
+    found = re.search(says, refusal)
+    assert found is not None and float(found[1]) == pytest.approx(NEEDED / 2 + PROCESS_GB, abs=0.1)
+    words = ("parallel.replicate=2", *found[2].split())
+    assert asked(store, "pool=a100_40g", *words).refusals == []
+
+
+def test_half_as_wide_weights_need_half_and_fit(store: Store) -> None:
+    plan = asked(store, "pool=a100_80g", "score.precision=bf16")
     assert plan.refusals == []
-    [row] = [row for row in plan.rows if row["name"].endswith("model")]
-    assert NEEDED / 8 < row["memory_gb"] < 80
-    assert plan.seconds["score"] > 0
+    assert of_model(plan)["memory_gb"] - PROCESS_GB == pytest.approx(NEEDED / 2)
 
 
-def test_half_as_wide_weights_need_half(store: Store) -> None:
-    def needed(*words: str) -> float:
-        [refusal] = asked(store, "pool=a100_80g", *words).refusals
-        return float(refusal.split("needs ")[1].split()[0]) - PROCESS_GB
-
-    assert needed() == pytest.approx(2 * needed("score.precision=bf16"), abs=0.2)
-
-
-def test_scores_of_any_split_are_those_of_one_rank_by_name_and_of_another_precision_are_not(
+def test_a_split_does_not_change_fingerprints_and_a_precision_does(
     store: Store,
 ) -> None:
     def named(*words: str) -> list[str]:
@@ -86,6 +99,7 @@ def test_a_split_that_the_model_cannot_have_is_refused_with_one_that_works(
     [
         ("titan", "titan_260b", "a100_80g"),
         ("pretrain", "mt_nlg_530b", "selene"),
+        ("mtnlg", "mt_nlg_530b", "selene"),
         ("pretrain", "semoe_207b", "a100_80g"),
     ],
 )
