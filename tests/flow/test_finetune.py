@@ -48,10 +48,12 @@ def weights(store: CommandStore) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def test_four_ranks_tune_all_draws_and_controls_as_one_does(base: CommandStore, tmp_path: Path) -> None:
+def test_four_ranks_tune_score_and_continue_all_draws_and_controls_as_one_does(
+    base: CommandStore, tmp_path: Path
+) -> None:
     exact = ("train.precision=fp64", "finetune.epochs=5")  # ten steps
     one = tuned(base, tmp_path / "one", *exact)
-    four = tuned(base, tmp_path / "four", *exact, *FOUR)
+    four = tuned(base, tmp_path / "four", *exact, *FOUR, "score.tensor=2", "score.shard=2")
     mine, theirs = weights(one), weights(four)
     assert sorted(mine) == sorted(theirs) == sorted(DRAWS)
     for name, found in mine.items():
@@ -64,6 +66,10 @@ def test_four_ranks_tune_all_draws_and_controls_as_one_does(base: CommandStore, 
         for store in (one, four)
     ]
     assert scores[0] == scores[1] and len(scores[0]) >= len(DRAWS)
+    words = ("generate", "base/pretrained-0", "--prompt", "import ", "--max-tokens", "12")
+    _, alone, _ = one.finish(*words)
+    code, together, err = four.finish(*words, "--split", "tensor=2,shard=2")
+    assert code == 0 and together == alone != "", err
 
 
 def test_killed_inside_each_draw_it_ends_with_the_same_bits(base: CommandStore, tmp_path: Path) -> None:
