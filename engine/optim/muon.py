@@ -3,15 +3,29 @@ matrix of every expert is orthogonalised alone; routers, and keys and values of 
 AdamW.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
 from atelier.engine.config.optim.muon import Muon
-from atelier.engine.model.placement import back_from, by_mesh, has_half, like, local, together, whole
+from atelier.engine.model.placement import (
+    back_from,
+    by_mesh,
+    has_half,
+    is_placed,
+    like,
+    local,
+    together,
+    whole,
+)
 from atelier.engine.optim.adamw import ParameterGroup
+
+if TYPE_CHECKING:  # takes a second to load
+    from torch.distributed.tensor import DTensor
 
 INSIDE = ("blocks.", ".enter.", ".leave.")  # in names of matrices between hidden states
 
@@ -51,14 +65,67 @@ def is_moved(name: str, weight: Tensor) -> bool:
     return weight.dim() in (2, 3) and not name.endswith(("router.weight", "memory.values"))
 
 
-def orthogonal_each(update: Tensor, weight: Tensor, iterations: int) -> Tensor:
-    """The orthogonalised update of a matrix [M, N] or of experts' [X, M, N], in `weight`'s placement."""
-    if update.dim() == 2:
-        # each rank orthogonalises the whole matrix: equal bits on all ranks and on one process
-        return like(orthogonal(whole(update), iterations), weight)
-    mine = together(update)  # this rank's experts, with whole matrices
-    turned = [orthogonal(matrix, iterations) for matrix in local(mine).unbind(0)]
-    return back_from(torch.stack(turned) if turned else local(mine), mine, weight)
+def orthogonal_each(
+    updates: Sequence[Tensor], weights: Sequence[Tensor], iterations: int
+) -> Iterator[Tensor]:
+    """The orthogonalised updates of matrices [M, N] and of experts' [X, M, N], in their weights' placements.
+    Of matrices that several ranks hold, each rank orthogonalises some whole ones and gives them to the
+    others: equal bits on all ranks and on one process.
+    """
+    owners, turned = _owners(updates), dict[int, Tensor]()
+    for number, owner in owners.items():
+        matrix = whole(updates[number])
+        if owner == _place_in(updates[number]):
+            turned[number] = matrix
+    for number in turned:  # all are gathered: now the ranks compute at once
+        turned[number] = orthogonal(turned[number], iterations).contiguous()
+    for number, (update, weight) in enumerate(zip(updates, weights, strict=True)):
+        if number in owners:
+            yield like(_given(turned.pop(number, None), owners[number], update), weight)
+        elif update.dim() == 2:
+            yield orthogonal(update, iterations)
+        else:
+            mine = together(update)  # this rank's experts, with whole matrices
+            experts = [orthogonal(matrix, iterations) for matrix in local(mine).unbind(0)]
+            yield back_from(torch.stack(experts) if experts else local(mine), mine, weight)
+
+
+def _owners(updates: Sequence[Tensor]) -> dict[int, int]:
+    """The place in its mesh of the rank that orthogonalises a matrix, by number, for equal work; only of
+    matrices that several ranks hold.
+    """
+    costs: dict[int, float] = {}
+    for number, update in enumerate(updates):
+        if is_placed(update) and update.dim() == 2 and update.device_mesh.size() > 1:
+            costs[number] = update.numel() * min(update.shape)
+    loads: dict[object, list[float]] = {}
+    found: dict[int, int] = {}
+    for number in sorted(costs, key=lambda number: (-costs[number], number)):
+        mesh = cast("DTensor", updates[number]).device_mesh
+        load = loads.setdefault(mesh, [0.0] * mesh.size())
+        found[number] = load.index(min(load))
+        load[found[number]] += costs[number]
+    return dict(sorted(found.items()))
+
+
+def _place_in(update: Tensor) -> int:
+    """This rank's place in the mesh of a matrix."""
+    mesh, place = cast("DTensor", update).device_mesh, 0
+    for dim in range(mesh.ndim):
+        place = place * mesh.size(dim) + mesh.get_local_rank(dim)
+    return place
+
+
+def _given(matrix: Tensor | None, owner: int, update: Tensor) -> Tensor:
+    """A matrix that only its owner has, on all ranks of the mesh: along one axis after another."""
+    mesh = cast("DTensor", update).device_mesh
+    if matrix is None:
+        matrix = local(update).new_empty(update.shape)
+    for dim in reversed(range(mesh.ndim)):
+        owner, place = divmod(owner, mesh.size(dim))
+        if mesh.size(dim) > 1:
+            dist.broadcast(matrix, group=mesh.get_group(dim), group_src=place)
+    return matrix
 
 
 def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
@@ -90,23 +157,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             if group["is_muon"]:
-                for parameter in moved:
-                    self._step_matrix(parameter, group["lr"], group["weight_decay"])
+                self._step_matrices(moved, group["lr"], group["weight_decay"])
             else:
                 for alike in by_mesh(moved):
                     self._step_adamw(alike, group["lr"], group["weight_decay"])
 
-    def _step_matrix(self, parameter: Tensor, lr: float, decay: float) -> None:
-        state, grad = self.state[parameter], parameter.grad
-        assert grad is not None  # called only for parameters with a gradient
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter)
-        state["momentum"].lerp_(grad, 1 - self.spec.momentum)
-        update = grad.lerp(state["momentum"], self.spec.momentum)
-        rows, columns = parameter.shape[-2:]
-        turned = orthogonal_each(update, parameter, self.spec.iterations)
-        parameter.mul_(1 - lr * decay)
-        parameter.add_(turned, alpha=-lr * max(1.0, rows / columns) ** 0.5)
+    def _step_matrices(self, moved: list[Tensor], lr: float, decay: float) -> None:
+        updates = []
+        for parameter in moved:
+            state, grad = self.state[parameter], parameter.grad
+            assert grad is not None  # called only for parameters with a gradient
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            state["momentum"].lerp_(grad, 1 - self.spec.momentum)
+            updates.append(grad.lerp(state["momentum"], self.spec.momentum))
+        turned = orthogonal_each(updates, moved, self.spec.iterations)
+        for parameter, each in zip(moved, turned, strict=True):
+            rows, columns = parameter.shape[-2:]
+            parameter.mul_(1 - lr * decay)
+            parameter.add_(each, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
     def _step_adamw(self, moved: list[Tensor], lr: float, decay: float) -> None:
         for parameter in moved:

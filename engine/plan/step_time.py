@@ -262,11 +262,11 @@ def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machin
 
 
 def _newton_s(model_shape: ModelShape, parallel: Parallel, machine: Machine) -> float:
-    """Muon's orthogonalisation: three products per iteration for every matrix of a rank's blocks, computed
-    whole by each rank.
+    """Muon's orthogonalisation: three products per iteration for every matrix of a rank's blocks; each rank of
+    a stage computes its share of them.
     """
     flops = 0.0
     for count, *sizes in model_shape.matrices:
         small, large = sorted(sizes)
         flops += count * NEWTON_STEPS * (4.0 * small * small * large + 2.0 * small**3)
-    return flops * model_shape.num_layers / parallel.pipeline / machine.flops
+    return flops * model_shape.num_layers / parallel.ranks / machine.flops
