@@ -1,9 +1,16 @@
 """A site: a location with its own storage and network, where pools have workers."""
 
-from pydantic import Field
+import re
+
+from pydantic import Field, field_validator
 
 from atelier.engine.config.base import Spec
 
+TUNED = (
+    "NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "GLOO_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_", "TRITON_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH", "CUBLAS_WORKSPACE_CONFIG",
+    "KMP_", "OMP_PROC_BIND", "OMP_PLACES", "MALLOC_",
+)  # fmt: skip
 WORD = r"^[A-Za-z0-9_.,:=&|*/@%+\[\]()-]*$"  # characters allowed in options of a batch system
 
 
@@ -76,11 +83,30 @@ class Site(Spec):
         description="network interface between nodes; empty = torch's choice",
     )
 
+    env: dict[str, str] = Field(
+        default={},
+        description="variables of every rank, for fabric, collectives, allocators and compile caches, such as"
+        " {NCCL_IB_HCA: mlx5}",
+    )
     tasks: tuple[str, ...] = Field(default=(), description="tasks that run on this site; empty = every task")
     slurm: Slurm = Field(default=Slurm(), description="job options, for pools with launcher: slurm")
     kubernetes: Kubernetes = Field(
         default=Kubernetes(), description="Job settings, for pools with launcher: kubernetes"
     )
+
+    @field_validator("env")
+    @classmethod
+    def _tunes(cls, env: dict[str, str]) -> dict[str, str]:
+        """What decides results, storage or credentials has settings of its own."""
+        for name, value in env.items():
+            if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or not name.startswith(TUNED):
+                known = ", ".join(f"{each}..." if each.endswith("_") else each for each in TUNED)
+                raise ValueError(f"{name!r} does not tune a rank's fabric or memory; there are: {known}")
+            if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+                raise ValueError(f"{name!r} is given by `interface`")
+            if not value or not value.isprintable():
+                raise ValueError(f"{name!r} is {value!r}; give a value in one line, or leave it out")
+        return env
 
     def environment(self) -> dict[str, str]:
         """Environment variables for a worker of this site, and for processes of orders there."""
@@ -90,4 +116,4 @@ class Site(Spec):
             "GLOO_SOCKET_IFNAME": self.interface,
             "NCCL_SOCKET_IFNAME": self.interface,
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in found.items() if value} | self.env

@@ -262,8 +262,8 @@ def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machin
 
 
 def _newton_s(model_shape: ModelShape, parallel: Parallel, machine: Machine) -> float:
-    """Muon's orthogonalisation: three products per iteration for every matrix of a rank's blocks; each rank of
-    a stage computes its share of them.
+    """Muon's orthogonalisation: three products per iteration for every matrix of a stage's blocks, of which
+    each of its ranks computes a share.
     """
     flops = 0.0
     for count, *sizes in model_shape.matrices:

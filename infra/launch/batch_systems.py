@@ -16,7 +16,7 @@ import yaml
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.site import Kubernetes, Site
+from atelier.engine.config.site import TUNED, Kubernetes, Site
 from atelier.engine.io.addresses import NAMED
 from atelier.infra.launch.batch_job import Batch, BatchJob, JobStatus
 from atelier.infra.launch.rendezvous import SUBDOMAIN
@@ -162,7 +162,7 @@ class KubernetesBatch:
         if self.gpus:
             asked[site.gpu] = str(gang.ranks)
         given = {"HOME": "/tmp", SUBDOMAIN: gang.id}
-        given |= {key: os.environ[key] for key in (NAMED,) if key in os.environ}
+        given |= {key: os.environ[key] for key in os.environ if key == NAMED or key.startswith(TUNED)}
         container: dict[str, Json] = {
             "name": "node",
             "image": site.image,

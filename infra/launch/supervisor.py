@@ -26,6 +26,7 @@ from atelier.engine.config.document import number_of
 from atelier.engine.config.error import AtelierError, CopiesError, DivergedError, StoppedError, of_system
 from atelier.engine.config.message import Message, to_line
 from atelier.engine.config.run_file import RESERVE, RESERVED
+from atelier.engine.config.site import TUNED
 from atelier.engine.io.addresses import NAMED
 from atelier.engine.io.fork_server import Connection, Process, Refused
 from atelier.engine.io.heartbeat import PULSE
@@ -61,8 +62,6 @@ PASSED = (
     "PYTHONHASHSEED",
     "COLUMNS",
     NAMED,
-    "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
     "CC",
     "CXX",
 )
@@ -74,10 +73,11 @@ WAYS_OUT = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE
 
 
 def passed(root: str, *more: str, reads: Iterable[str] = ()) -> dict[str, str]:
-    """The part of this process's environment that a supervisor and its ranks get: the variables listed, and
-    the credentials of their store and of the kinds of store that they read, but no others.
+    """The part of this process's environment that a supervisor and its ranks get: the variables listed, those
+    that tune fabric and memory, and the credentials of their store and of the kinds of store that they read,
+    but no others.
     """
-    prefixes = () if is_local(root) else STORE_KEYS
+    prefixes = TUNED if is_local(root) else (*TUNED, *STORE_KEYS)
     names = (*PASSED, *more)
     for kind in reads:
         prefixes += READ_KEYS.get(kind, ("FSSPEC_",))
