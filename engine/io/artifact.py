@@ -2,11 +2,13 @@
 publishes them with a record. Torch-free.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from atelier.engine.io.storage import (
 )
 
 BODY = "body.json"
+VERIFIED = "verified"  # folder of stamps in scratch
 
 
 @dataclass(frozen=True)
@@ -55,18 +58,21 @@ class ArtifactInput:
         return [entry.path.split("/", 1)[-1] for entry in self.record.files]
 
     def file(self, name: str, scratch: Path) -> Path:
-        """A verified local path of a file: in place for a local store, otherwise a copy in `scratch`."""
+        """A verified local path of a file: in place for a local store, otherwise a copy in `scratch`. Of
+        processes with one scratch folder, such as a gang's ranks on a node, one reads it to verify it.
+        """
         entry = self.entry(name)
         url = join(self.url, entry.path)
         if is_local(url):
-            verify(url, entry)
+            _verify_once(local_path(url), entry, scratch)
             return local_path(url)
         target = scratch / self.record.fingerprint[:16] / entry.path
-        if not target.exists():  # verify the fetched copy itself
-            fresh = target.with_name(f".{uuid.uuid4().hex[:8]}")
-            fetch(url, fresh)
-            verify(str(fresh), entry, url)
-            fresh.replace(target)
+        with _turn(scratch, url):
+            if not target.exists():  # verify the fetched copy itself
+                fresh = target.with_name(f".{uuid.uuid4().hex[:8]}")
+                fetch(url, fresh)
+                verify(str(fresh), entry, url)
+                fresh.replace(target)
         return target
 
     def json(self, name: str, scratch: Path) -> dict[str, Json]:
@@ -77,6 +83,43 @@ class ArtifactInput:
         """The objects of a file with one object per line."""
         path = str(self.file(name, scratch))
         return parse_lines(read_bytes(path), path)
+
+
+def _verify_once(path: Path, entry: FileEntry, scratch: Path) -> None:
+    """`verify`, unless a process with this scratch folder did since the file was last changed. Raises
+    DamageError for a damaged or missing file.
+    """
+    try:
+        state = path.stat()
+    except OSError:
+        verify(str(path), entry)  # says what is wrong
+        return
+    seen = (
+        str(path),
+        entry.sha256,
+        state.st_dev,
+        state.st_ino,
+        state.st_size,
+        state.st_mtime_ns,
+        state.st_ctime_ns,
+    )
+    stamp = scratch / VERIFIED / hashlib.sha256(repr(seen).encode()).hexdigest()
+    if stamp.exists():
+        return
+    with _turn(scratch, str(path)):
+        if not stamp.exists():
+            verify(str(path), entry)
+            stamp.touch()
+
+
+@contextmanager
+def _turn(scratch: Path, what: str) -> Iterator[None]:
+    """Let one process with this scratch folder after another do something."""
+    folder = scratch / VERIFIED
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it ends with the file, or with the process
+        yield
 
 
 def open_input(url: str) -> ArtifactInput:
