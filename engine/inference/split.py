@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -68,8 +69,7 @@ class SplitModel(GangModel):
 
     def __init__(self, model: Model, spec: ModelSpec, grid: Grid, dtype: torch.dtype) -> None:
         self.spec, self._model, self._grid, self._dtype = spec, model, grid, dtype
-        # a served model may wait for its next request as long as it likes
-        self._talk = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
+        self._talk = _talk()
         self._part = RankPart(model)
         shard(self._part, blocks_of(model), grid=grid, zero=3, precision="fp32")
         with blank():
@@ -120,7 +120,11 @@ class SplitModel(GangModel):
         return logits_BC
 
     def _ask(self, command: GangCommand) -> list[Tensor]:
-        command, self._dropped[:] = command._replace(dropped=[*self._dropped]), []
+        placed = [
+            one._replace(batch={name: values.to(self.device) for name, values in one.batch.items()})
+            for one in command.passes
+        ]
+        command, self._dropped[:] = command._replace(passes=placed, dropped=[*self._dropped]), []
         self._is_busy = True
         command.send(self._talk)
         found = self._do(command)
@@ -228,6 +232,17 @@ class SplitModel(GangModel):
         return [*self._model.carries(), *self._model.sums()]
 
 
+@lru_cache(1)  # a group has threads of its own: one for all models
+def _talk() -> dist.ProcessGroup:
+    """The group in which rank 0 tells the others what to do; a served model waits for its next request as
+    long as it likes.
+    """
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
+
+
+_grids: dict[tuple[int, InferenceLayout], Grid] = {}  # by gang: they make groups too
+
+
 def split_model(
     spec: ModelSpec, weights: Mapping[str, Tensor], layout: InferenceLayout, gang: Gang, dtype: torch.dtype
 ) -> SplitModel:
@@ -235,7 +250,9 @@ def split_model(
     ConfigError for axes that the model does not support.
     """
     check_inference(layout, spec, place="split")
-    grid = Grid(gang, layout.axes, pipeline=layout.pipeline)
+    axes = InferenceLayout.model_validate(layout.model_dump(include=set(InferenceLayout.model_fields)))
+    if (grid := _grids.get((id(gang), axes))) is None:
+        grid = _grids[id(gang), axes] = Grid(gang, layout.axes, pipeline=layout.pipeline)
     model = bare(spec, dtype)
     if layout.pipeline > 1:
         *costs, after = spec.block_flops(ROW)
