@@ -162,13 +162,13 @@ class SplitModel(GangModel):
         mine = [number for number, each in enumerate(command.passes) if each.owner == grid.data_index]
         owners = [each.owner for each in command.passes]
         for turn in range(max(map(owners.count, owners))):
-            # ranks that gather weights or send tokens to each other's experts compute equally often
             if turn < len(mine):
                 one = command.passes[mine[turn]]
                 result = self._computed(one, self._cache(one), command)
                 if result is not None and grid.is_counted:
                     parts[mine[turn]].copy_(result)
-            else:
+            elif grid.axes.shard * grid.axes.expert > 1:
+                # ranks that gather weights or send tokens to each other's experts compute equally often
                 one = command.passes[0]
                 self._computed(one, self._empty_cache(one), command)
         dist.all_reduce(found)
