@@ -127,6 +127,7 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
         for key in targets:
             with opened_target(run, config, key, gang):
                 pass
+            gc.collect()  # as below
         return {}
     exam, tokenizer = set_exam(run, config, targets, scratch)
     models = {key: input_of(run, f"model.{key}") for key in targets}
@@ -140,8 +141,8 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
     for key in targets:
         scores, streamed = scored_target(run, config, key, gang, exam, progress)
         summaries[key] = publish(run, key, scores, streamed)
-        if streamed:  # before the next is read: two may not fit
-            gc.collect()  # a streamed model and its ring reference each other
+        if streamed or gang.world > 1:  # before the next is read: two may not fit
+            gc.collect()  # a streamed model and its ring reference each other, as do parts of a sharded one
     return summaries
 
 

@@ -9,8 +9,18 @@ from atelier.engine.config.base import Spec
 TUNED = (
     "NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "GLOO_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "TORCHINDUCTOR_", "TRITON_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH", "CUBLAS_WORKSPACE_CONFIG",
-    "KMP_", "OMP_PROC_BIND", "OMP_PLACES", "MALLOC_",
+    "OMP_PROC_BIND", "OMP_PLACES", "MALLOC_ARENA_MAX", "MALLOC_CONF",
 )  # fmt: skip
+CACHES = ("CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+LOADING = ("_PLUGIN", "_PATH", "_DIR", "_FILE", "_LIB", "_TRACE")  # ends of names of code and files to load
+
+
+def tunes(name: str) -> bool:
+    """Whether a variable tunes a rank's fabric, collectives, memory or compile caches, and loads no code."""
+    family = any(name == each or (each.endswith("_") and name.startswith(each)) for each in TUNED)
+    return family and (name in CACHES or not name.endswith(LOADING))
+
+
 WORD = r"^[A-Za-z0-9_.,:=&|*/@%+\[\]()-]*$"  # characters allowed in options of a batch system
 
 
@@ -97,9 +107,9 @@ class Site(Spec):
     @field_validator("env")
     @classmethod
     def _tunes(cls, env: dict[str, str]) -> dict[str, str]:
-        """What decides results, storage or credentials has settings of its own."""
+        """Results, storage and credentials have settings of their own; code is not loaded by name."""
         for name, value in env.items():
-            if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or not name.startswith(TUNED):
+            if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or not tunes(name):
                 known = ", ".join(f"{each}..." if each.endswith("_") else each for each in TUNED)
                 raise ValueError(f"{name!r} does not tune a rank's fabric or memory; there are: {known}")
             if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):

@@ -62,6 +62,11 @@ class GangModel(ABC):
     @abstractmethod
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    @abstractmethod
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one token of a row."""
+
     @abstractmethod
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache: ...
 

@@ -76,7 +76,8 @@ class Rows:
 
     def room(self, before: Prefix, sampling: Sampling) -> int:
         """Bytes of keys and values that a text's row may need; raises as `begin`."""
-        one = self.model.new_cache(1, 1, self.model.dtype)
+        model = self.model
+        one = model if isinstance(model, GangModel) else model.new_cache(1, 1, model.dtype)
         longest = room_behind(self.model, before.ids, sampling.max_tokens) + len(before.encoder or ())
         return longest * one.token_bytes
 

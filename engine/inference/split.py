@@ -87,6 +87,10 @@ class SplitModel(GangModel):
     def dtype(self) -> torch.dtype:
         return self._dtype
 
+    @property
+    def token_bytes(self) -> int:
+        return self._token_bytes
+
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
         parts = min(batch_size, self._grid.axes.data)
         numbers = list(itertools.islice(self._numbers, parts))

@@ -66,61 +66,62 @@ def is_moved(name: str, weight: Tensor) -> bool:
 
 
 def orthogonal_each(
-    updates: Sequence[Tensor], weights: Sequence[Tensor], iterations: int
+    weights: Sequence[Tensor], update: Callable[[Tensor], Tensor], iterations: int
 ) -> Iterator[Tensor]:
     """The orthogonalised updates of matrices [M, N] and of experts' [X, M, N], in their weights' placements.
-    Of matrices that several ranks hold, each rank orthogonalises some whole ones and gives them to the
-    others: equal bits on all ranks and on one process.
+    `update` gives a weight's update; one is in memory at a time. Of matrices that several ranks hold, each
+    rank orthogonalises some whole ones, which it keeps, and gives them to the others: equal bits on all ranks
+    and on one process.
     """
-    owners, turned = _owners(updates), dict[int, Tensor]()
+    owners, turned = _owners(weights), dict[int, Tensor]()
     for number, owner in owners.items():
-        matrix = whole(updates[number])
-        if owner == _place_in(updates[number]):
+        matrix = whole(update(weights[number]))
+        if owner == _place_in(weights[number]):
             turned[number] = matrix
     for number in turned:  # all are gathered: now the ranks compute at once
         turned[number] = orthogonal(turned[number], iterations).contiguous()
-    for number, (update, weight) in enumerate(zip(updates, weights, strict=True)):
+    for number, weight in enumerate(weights):
         if number in owners:
-            yield like(_given(turned.pop(number, None), owners[number], update), weight)
-        elif update.dim() == 2:
-            yield orthogonal(update, iterations)
+            yield like(_given(turned.pop(number, None), owners[number], weight), weight)
+        elif weight.dim() == 2:
+            yield like(orthogonal(whole(update(weight)), iterations), weight)
         else:
-            mine = together(update)  # this rank's experts, with whole matrices
+            mine = together(update(weight))  # this rank's experts, with whole matrices
             experts = [orthogonal(matrix, iterations) for matrix in local(mine).unbind(0)]
             yield back_from(torch.stack(experts) if experts else local(mine), mine, weight)
 
 
-def _owners(updates: Sequence[Tensor]) -> dict[int, int]:
+def _owners(weights: Sequence[Tensor]) -> dict[int, int]:
     """The place in its mesh of the rank that orthogonalises a matrix, by number, for equal work; only of
     matrices that several ranks hold.
     """
     costs: dict[int, float] = {}
-    for number, update in enumerate(updates):
-        if is_placed(update) and update.dim() == 2 and update.device_mesh.size() > 1:
-            costs[number] = update.numel() * min(update.shape)
+    for number, weight in enumerate(weights):
+        if is_placed(weight) and weight.dim() == 2 and weight.device_mesh.size() > 1:
+            costs[number] = weight.numel() * min(weight.shape)
     loads: dict[object, list[float]] = {}
     found: dict[int, int] = {}
     for number in sorted(costs, key=lambda number: (-costs[number], number)):
-        mesh = cast("DTensor", updates[number]).device_mesh
+        mesh = cast("DTensor", weights[number]).device_mesh
         load = loads.setdefault(mesh, [0.0] * mesh.size())
         found[number] = load.index(min(load))
         load[found[number]] += costs[number]
     return dict(sorted(found.items()))
 
 
-def _place_in(update: Tensor) -> int:
+def _place_in(weight: Tensor) -> int:
     """This rank's place in the mesh of a matrix."""
-    mesh, place = cast("DTensor", update).device_mesh, 0
+    mesh, place = cast("DTensor", weight).device_mesh, 0
     for dim in range(mesh.ndim):
         place = place * mesh.size(dim) + mesh.get_local_rank(dim)
     return place
 
 
-def _given(matrix: Tensor | None, owner: int, update: Tensor) -> Tensor:
+def _given(matrix: Tensor | None, owner: int, weight: Tensor) -> Tensor:
     """A matrix that only its owner has, on all ranks of the mesh: along one axis after another."""
-    mesh = cast("DTensor", update).device_mesh
+    mesh = cast("DTensor", weight).device_mesh
     if matrix is None:
-        matrix = local(update).new_empty(update.shape)
+        matrix = local(weight).new_empty(weight.shape)
     for dim in reversed(range(mesh.ndim)):
         owner, place = divmod(owner, mesh.size(dim))
         if mesh.size(dim) > 1:
@@ -163,15 +164,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
                     self._step_adamw(alike, group["lr"], group["weight_decay"])
 
     def _step_matrices(self, moved: list[Tensor], lr: float, decay: float) -> None:
-        updates = []
+        def update(parameter: Tensor) -> Tensor:
+            assert parameter.grad is not None  # only such parameters are moved
+            return parameter.grad.lerp(self.state[parameter]["momentum"], self.spec.momentum)
+
         for parameter in moved:
             state, grad = self.state[parameter], parameter.grad
-            assert grad is not None  # called only for parameters with a gradient
+            assert grad is not None
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
             state["momentum"].lerp_(grad, 1 - self.spec.momentum)
-            updates.append(grad.lerp(state["momentum"], self.spec.momentum))
-        turned = orthogonal_each(updates, moved, self.spec.iterations)
+        turned = orthogonal_each(moved, update, self.spec.iterations)
         for parameter, each in zip(moved, turned, strict=True):
             rows, columns = parameter.shape[-2:]
             parameter.mul_(1 - lr * decay)

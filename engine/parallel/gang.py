@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -38,7 +40,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # timeout of collectives: fails the gang if no hang detector did before
 PATIENCE = timedelta(hours=1)
 
-OTHERS_END_S = 10.0  # for ranks to end once the first one has
+OTHERS_END_S = 3.0  # for ranks to end once one has
+WATCH_S = 0.2
 
 OFF: AbstractContextManager[None] = nullcontext()
 MARK = "atelier: "  # prefix of region names in a profiler's trace
@@ -116,11 +119,16 @@ class Gang:
 @contextmanager
 def other_ranks(module: str, path: str, ranks: int) -> Iterator[None]:
     """Run `python -m module path` as ranks 1 .. `ranks` - 1 beside this process, rank 0, and end them with
-    it. They write nothing but errors. Nothing happens in a process that is already a rank of a gang.
+    it. When one fails, its last words become those of this process, which ends too. Nothing happens in a
+    process that is already a rank of a gang. Raises ConfigError if the machine has fewer GPUs.
     """
     if ranks == 1 or "WORLD_SIZE" in os.environ:
         yield
         return
+    if 0 < torch.cuda.device_count() < ranks:
+        raise ConfigError(
+            "split", f"{ranks} ranks, but torch sees {torch.cuda.device_count()} GPUs here", "use fewer ranks"
+        )
     with tempfile.TemporaryDirectory(prefix="atelier-ranks-") as folder:
         os.environ |= {
             "RANK": "0",
@@ -129,23 +137,42 @@ def other_ranks(module: str, path: str, ranks: int) -> Iterator[None]:
             "LOCAL_WORLD_SIZE": str(ranks),
             RENDEZVOUS: (Path(folder) / "meeting").as_uri(),
         }
-        others = [
-            subprocess.Popen(
-                [sys.executable, "-m", module, path],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(1, ranks)
-        ]
+        others: dict[Path, subprocess.Popen[bytes]] = {}
+        is_over = threading.Event()
         try:
+            for rank in range(1, ranks):
+                said = Path(folder) / f"rank-{rank}.txt"
+                with said.open("wb") as out:
+                    others[said] = subprocess.Popen(
+                        [sys.executable, "-m", module, path],
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
+                        env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    )
+            threading.Thread(target=_watch, args=(others, is_over), daemon=True).start()
             yield
-        finally:
-            for process in others:
+            deadline = time.monotonic() + OTHERS_END_S
+            for process in others.values():
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(OTHERS_END_S)
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            is_over.set()
+            for process in others.values():
                 process.kill()
                 process.wait()
+
+
+def _watch(others: Mapping[Path, subprocess.Popen[bytes]], is_over: threading.Event) -> None:
+    """End this process with the last words of a rank that fails, unless this one's own come first."""
+    while not is_over.wait(WATCH_S):
+        for said, process in others.items():
+            if process.poll() and not is_over.wait(OTHERS_END_S):
+                last = said.read_text(errors="replace").strip().splitlines()[-1:]
+                print(*last, file=sys.stdout if last and last[0].startswith("{") else sys.stderr, flush=True)
+                for each in others.values():
+                    each.kill()
+                os._exit(process.returncode if process.returncode > 0 else 1)
 
 
 def start_gang(layout: Parallel, gpu: str = "") -> Gang:

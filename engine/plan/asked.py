@@ -17,15 +17,16 @@ PROCESS_GB = 0.5  # for torch and the tokenizer
 
 
 def held_gb(model: ModelSpec, layout: InferenceLayout, width: int) -> float:
-    """Memory of one rank in GB: its share of the weights, of `width` bytes each; what it gathers of sharded
-    ones, a block with the embedding and head; and its libraries.
+    """Memory of the fullest rank in GB: its share of the weights, of `width` bytes each; what it gathers of
+    sharded ones, a block with the embedding or head; and its libraries. Keys, values and logits come on top.
     """
-    params, gathered = model.num_params(), 0.0
-    if layout.shard * layout.expert > 1:
-        ends = model.tokens * model.hidden * (1 if getattr(model, "tied", True) else 2)
-        gathered = (ends + max(0, params - ends) / model.num_blocks) / layout.tensor
-    held = params / (layout.ranks // layout.replicate)
-    return width * min(params, held + gathered) / 1e9 + PROCESS_GB
+    params, one_end = model.num_params(), model.tokens * model.hidden
+    ends = one_end * (1 if getattr(model, "tied", True) else 2)
+    blocks = max(0, params - ends) * -(-model.num_blocks // layout.pipeline) / model.num_blocks
+    mine = (blocks + (ends if layout.pipeline == 1 else one_end)) / layout.tensor
+    shared = layout.shard * layout.expert
+    gathered = 0.0 if shared == 1 else (one_end + blocks * layout.pipeline / model.num_blocks) / layout.tensor
+    return width * min(mine, mine / shared + gathered) / 1e9 + PROCESS_GB
 
 
 def seconds_of_reading(

@@ -263,10 +263,11 @@ def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machin
 
 def _newton_s(model_shape: ModelShape, parallel: Parallel, machine: Machine) -> float:
     """Muon's orthogonalisation: three products per iteration for every matrix of a stage's blocks, of which
-    each of its ranks computes a share.
+    each of its ranks computes a share; those of experts on the ranks that hold them.
     """
-    flops = 0.0
+    axes, flops = parallel.axes, 0.0
     for count, *sizes in model_shape.matrices:
         small, large = sorted(sizes)
-        flops += count * NEWTON_STEPS * (4.0 * small * small * large + 2.0 * small**3)
-    return flops * model_shape.num_layers / parallel.ranks / machine.flops
+        ranks = axes.ranks if count == 1 else axes.shard * axes.expert * axes.context
+        flops += count * NEWTON_STEPS * (4.0 * small * small * large + 2.0 * small**3) / ranks
+    return flops * model_shape.num_layers / parallel.pipeline / machine.flops

@@ -27,7 +27,7 @@ from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.engine.plan.search import LayoutOption, search
 from atelier.engine.plan.streamed import SCORED, check_streamed
-from atelier.flows.run.memory_fit import TRAINED, limit_gb, smallest_split
+from atelier.flows.run.memory_fit import MOST_RANKS, TRAINED, limit_gb, smallest_split
 from atelier.infra.dag import Node
 from atelier.infra.store.existing_model import Existing, existing_in
 from atelier.infra.store.store import Store, default_root
@@ -200,21 +200,18 @@ def with_prompt(arguments: Spec, overrides: Sequence[str]) -> Spec:
 
 
 def splits(arguments: Spec, pools: Callable[[str], Pool]) -> dict[str, Spec]:
-    """The sections of tasks that ask models, by name, with the smallest split in which the largest trained
-    model fits a GPU of the task's pool, where none is given and one does not hold it.
+    """The sections of tasks that ask models, by name, with the smallest split that all of a flow's models can
+    have and in which the largest fits a GPU of the task's pool, where none is given and one does not hold it.
     """
-    models = _asked(arguments)
-    if not models:
-        return {}
-    largest, found = max(models, key=lambda model: model.num_params()), dict[str, Spec]()
-    for name in ASKED:
+    models, found = _asked(arguments), dict[str, Spec]()
+    for name in ASKED if models else ():
         section, pool = getattr(arguments, name, None), pools(name)
         if not isinstance(section, InferenceLayout) or section.ranks > 1 or pool.is_cpu or pool.members:
             continue
         if getattr(section, "memory_gb", 0.0):
             continue
         width = 2 if getattr(section, "precision", "") == "bf16" else 4
-        split = smallest_split(largest, width, pool.device.memory_gb)
+        split = smallest_split(models, width, pool.device.memory_gb, most=pool.gpus or MOST_RANKS)
         if split is not None and split.ranks > 1:
             found[name] = section.model_copy(update=split.model_dump())
     return found
@@ -229,7 +226,8 @@ def _asked(arguments: Spec) -> list[ModelSpec]:
     for word in words:
         with suppress(AtelierError):  # the flow's body then gives the reason
             one = existing_in(store, word, "models") if word else None
-            found += [one.spec.resolved(_vocab(one, store) or 1)] if one else []
+            vocab = _vocab(one, store) if one else 0
+            found += [one.spec.resolved(vocab)] if one and vocab else []
     return found
 
 

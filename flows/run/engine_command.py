@@ -1,6 +1,7 @@
 """Run an engine command in a child process and follow its messages, for `generate` and `export`."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,5 +57,6 @@ def _end(child: subprocess.Popen[bytes], grace_s: float | None) -> None:
         child.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             child.wait(grace_s)
-        child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # with the ranks that it started
         child.wait()

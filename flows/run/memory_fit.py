@@ -28,7 +28,7 @@ from atelier.tasks.finetune import check_sizes
 
 TRAINED = ("train", "finetune")
 SECTIONS = {"score": "score", "examine": "examine", "imitate": "imitate", "write": "data.written"}
-MOST_SPLIT = 13  # a proposed layout has fewer than 2^13 ranks
+MOST_RANKS = 4096  # of a proposed split
 MOST_DEVICES = 8192  # upper bound of the search for a layout that fits
 
 
@@ -180,6 +180,9 @@ def asked_plan(node: Node, nodes: Sequence[Node], store: Store, pool: Pool, voca
     half, limited = settings.get("precision") == "bf16", number_of(settings.get("memory_gb"))
     width, precision = (2, "bf16") if half else (4, "fp32")
     refusals: list[str] = []
+    if limited and layout.ranks > 1:
+        way_out = f"leave it out, or ask on one rank instead of {layout.ranks}"
+        refusals.append(f"{place}.memory_gb: is for a model on one rank; {way_out}")
     held: dict[str, float] = {}  # GB by model
     seconds, specs = 0.0, dict(_models(node, nodes, store, vocab))
     for name, spec in specs.items():
@@ -228,8 +231,9 @@ def _models(node: Node, nodes: Sequence[Node], store: Store, vocab: int) -> Iter
             with suppress(AtelierError):  # the task says what is wrong with it
                 one = existing_in(store, fingerprint, node.name)
                 tokenizer = store.find(one.tokenizer.kind, one.tokenizer.fingerprint)
-                size = whole_of(tokenizer.summary.get("vocab")) if tokenizer else 0
-                yield name, one.spec.resolved(size or vocab or 1)
+                size = whole_of(tokenizer.summary.get("vocab")) if tokenizer else vocab
+                if size:
+                    yield name, one.spec.resolved(size)
 
 
 def _tokens(settings: Mapping[str, Json]) -> tuple[int, int]:
@@ -242,22 +246,27 @@ def _tokens(settings: Mapping[str, Json]) -> tuple[int, int]:
 
 def _way_out(spec: ModelSpec, width: int, limit: float, place: str) -> str:
     """The smallest split that fits, as overrides."""
-    if (layout := smallest_split(spec, width, limit)) is None:
+    if (layout := smallest_split([spec], width, limit)) is None:
         return "a smaller model, or more devices"
     axes = {"tensor": layout.tensor, "pipeline": layout.pipeline}
     words = [f"{place}.{axis}={size}" for axis, size in axes.items() if size > 1]
     return f"{' '.join(words)} would fit ({held_gb(spec, layout, width):.0f} GB)"
 
 
-def smallest_split(spec: ModelSpec, width: int, limit: float) -> InferenceLayout | None:
-    """The fewest ranks on which a model of weights of `width` bytes needs at most `limit` GB each, matrices
-    split before blocks; None if there is none.
+def smallest_split(
+    models: Sequence[ModelSpec], width: int, limit: float, *, most: int = MOST_RANKS
+) -> InferenceLayout | None:
+    """The fewest ranks, at most `most`, on which each of these models of weights of `width` bytes needs at
+    most `limit` GB a rank, matrices split before blocks; None if there is none.
     """
-    for ranks in (2**n for n in range(MOST_SPLIT)):
+    ranks = 1
+    while ranks <= most:
         for tensor in (size for size in (8, 4, 2, 1) if size <= ranks):
             layout = InferenceLayout(tensor=tensor, pipeline=ranks // tensor)
             with suppress(ConfigError):
-                check_inference(layout, spec, place="")
-                if held_gb(spec, layout, width) <= limit:
+                for spec in models:
+                    check_inference(layout, spec, place="")
+                if all(held_gb(spec, layout, width) <= limit for spec in models):
                     return layout
+        ranks *= 2
     return None

@@ -16,7 +16,7 @@ import yaml
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.site import TUNED, Kubernetes, Site
+from atelier.engine.config.site import CACHES, Kubernetes, Site, tunes
 from atelier.engine.io.addresses import NAMED
 from atelier.infra.launch.batch_job import Batch, BatchJob, JobStatus
 from atelier.infra.launch.rendezvous import SUBDOMAIN
@@ -36,6 +36,11 @@ def batch_of(pool: Pool, site: Site) -> Batch:
     if pool.launcher == "slurm":
         return SlurmBatch(site.slurm, gpus=gpus)
     return KubernetesBatch(site.kubernetes, gpus=gpus)
+
+
+def is_pods(key: str) -> bool:
+    """Whether a variable of the worker's environment is for pods too: not its interfaces and folders."""
+    return tunes(key) and key not in CACHES and not key.endswith("_IFNAME")
 
 
 class KubernetesBatch:
@@ -162,7 +167,7 @@ class KubernetesBatch:
         if self.gpus:
             asked[site.gpu] = str(gang.ranks)
         given = {"HOME": "/tmp", SUBDOMAIN: gang.id}
-        given |= {key: os.environ[key] for key in os.environ if key == NAMED or key.startswith(TUNED)}
+        given |= {key: os.environ[key] for key in os.environ if key == NAMED or is_pods(key)}
         container: dict[str, Json] = {
             "name": "node",
             "image": site.image,

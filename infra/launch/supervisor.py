@@ -26,7 +26,7 @@ from atelier.engine.config.document import number_of
 from atelier.engine.config.error import AtelierError, CopiesError, DivergedError, StoppedError, of_system
 from atelier.engine.config.message import Message, to_line
 from atelier.engine.config.run_file import RESERVE, RESERVED
-from atelier.engine.config.site import TUNED
+from atelier.engine.config.site import tunes
 from atelier.engine.io.addresses import NAMED
 from atelier.engine.io.fork_server import Connection, Process, Refused
 from atelier.engine.io.heartbeat import PULSE
@@ -77,12 +77,16 @@ def passed(root: str, *more: str, reads: Iterable[str] = ()) -> dict[str, str]:
     that tune fabric and memory, and the credentials of their store and of the kinds of store that they read,
     but no others.
     """
-    prefixes = TUNED if is_local(root) else (*TUNED, *STORE_KEYS)
+    prefixes = () if is_local(root) else STORE_KEYS
     names = (*PASSED, *more)
     for kind in reads:
         prefixes += READ_KEYS.get(kind, ("FSSPEC_",))
         names += (*WAYS_OUT, *(name.lower() for name in WAYS_OUT))
-    return {key: value for key, value in os.environ.items() if key in names or key.startswith(prefixes)}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key in names or tunes(key) or key.startswith(prefixes)
+    }
 
 
 def rank_env(root: str, threads: int, reads: Iterable[str] = ()) -> dict[str, str]:

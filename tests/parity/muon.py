@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         return orthogonal(matrix, iterations)
 
     muon.orthogonal = counted
-    found = list(muon.orthogonal_each(split, split, 5))
+    found = list(muon.orthogonal_each(split, lambda weight: weight, 5))
     apart = max(
         float((turned.full_tensor() - orthogonal(each, 5)).abs().max())
         for turned, each in zip(found, matrices(), strict=True)

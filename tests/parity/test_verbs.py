@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,44 @@ def test_a_served_model_starts_its_other_ranks_and_says_the_same(
     one, two = said({}), said(layout)
     assert one[0] == 0 and one[1].count(b'"text"') == 6
     assert two == one
+
+
+def served(verbs: Verbs) -> subprocess.Popen[bytes]:
+    """A model that two ranks serve, once it has answered."""
+    run = verbs.run_file("generate", {"serve": True}, {"model": verbs.speaker})
+    run = run.model_copy(update={"layout": InferenceLayout(tensor=2).parallel(1)})
+    path = verbs.folder / "killed.json"
+    path.write_text(run.text())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "atelier.engine.generate", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": python_path()},
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b'{"prompt": "sea", "max_tokens": 2}\n')
+    process.stdin.flush()
+    assert b"text" in process.stdout.readline()
+    return process
+
+
+def child_of(pid: int) -> int:
+    [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+@pytest.mark.parametrize("victim", ["first", "other"])
+def test_a_killed_rank_ends_the_other_one(verbs: Verbs, victim: str) -> None:
+    process = served(verbs)
+    other = child_of(process.pid)
+    os.kill(process.pid if victim == "first" else other, signal.SIGKILL)
+    assert process.wait(20)
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{other}").exists() and "Z" not in Path(f"/proc/{other}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)
