@@ -113,10 +113,8 @@ class Exam:
 
 
 def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
-    """Score the targets of the run file; each body.json is written when its model is scored. Returns the
-    summaries.
-
-    Only targets with an output are scored; others were scored before.
+    """Score the targets of the run file that have an output; each body.json is written when its model is
+    scored. Returns the summaries.
     """
     config = parse(Scoring, run.config, "config")
     targets = targets_of(run, config)
