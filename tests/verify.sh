@@ -33,7 +33,7 @@ clusters=(tests/service/test_slurm{,_array,_cluster,_served}.py)
 stores=(tests/service/test_{installed,s3,swift,leases,sweep}.py)
 beside=()  # process ids and outputs of parts that wait, mostly: beside each other
 start() { beside+=("$(mktemp)"); tests "$@" >"${beside[-1]}" 2>&1 & beside+=($!); }
-part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
+part tests --ignore tests/parity -n "${JOBS:-3}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
 part tests/parity -m "$marks and (slow or gpu)"  # gangs of up to eight ranks: one at a time
 start "${clusters[@]}" -m "$marks"
 start "${stores[@]}" -m "$marks"
