@@ -41,7 +41,7 @@ ROWS, LENGTH, BATCHES, NEW = 8, 256, 8, 64
 
 
 def rows(seed: int) -> Batch:
-    tokens_BT = torch.randint(0, SPEC.vocab, (ROWS, LENGTH), generator=torch.Generator().manual_seed(seed))
+    tokens_BT = torch.randint(0, SPEC.tokens, (ROWS, LENGTH), generator=torch.Generator().manual_seed(seed))
     places_BT = torch.arange(LENGTH).expand(ROWS, -1).contiguous()
     return {
         "tokens_BT": tokens_BT, "positions_BT": places_BT, "documents_BT": torch.zeros_like(tokens_BT),
