@@ -6,7 +6,6 @@ free() { df -Pk $place 2>/dev/null | awk 'NR == 2 {print $4}'; }
 memory() { awk '/^MemAvailable/ {print $2}' /proc/meminfo 2>/dev/null; }
 [ -w $place ] && [ "$(free)" -gt 4000000 ] && [ "$(memory)" -gt 8000000 ] || place="${TMPDIR:-/tmp}"
 TMPDIR="$(mktemp -d "$place/atelier-tests-XXXXXX")" || exit 1
-chmod 755 "$TMPDIR"  # some tests start processes of other users
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 "$@"
