@@ -119,8 +119,7 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
     config = parse(Scoring, run.config, "config")
     targets = targets_of(run, config)
     scratch, progress = Path(run.scratch), Progress(stream)
-    layout = config.score.parallel(config.threads).model_copy(update={"device": run.layout.device})
-    gang = start_gang(layout, run.gpu)
+    gang = start_gang(run.layout, run.gpu)
     if not gang.is_first:
         for key in targets:
             with opened_target(run, config, key, gang):

@@ -42,7 +42,6 @@ from atelier.engine.config.exam_metrics import (
     parts_of,
 )
 from atelier.engine.config.intervals import Bounded
-from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.asked import ModelQuestion, PosedSet, Reader, windows
@@ -268,7 +267,7 @@ def examine(run: RunFile, stream: TextIO) -> dict[str, Json]:
     the summaries.
     """
     config, scratch = parse(ExamineConfig, run.config, "config"), Path(run.scratch)
-    gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    gang = start_gang(run.layout, run.gpu)
     progress, summaries = Progress(stream), {}
     source = input_of(run, "tokenizer" if config.checkpoint else "model")
     with network_of(run, config, gang) as model:

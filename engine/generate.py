@@ -19,7 +19,7 @@ import torch
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import MESSAGES, Generation, Sampling, messages_of
-from atelier.engine.config.parallel import Parallel, inference_axes
+from atelier.engine.config.parallel import inference_axes
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatTokens
@@ -76,9 +76,9 @@ def conversation(text: str) -> list[ChatMessage]:
 def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     """Run the generation of the run file: requests are read from `lines`, answers go to `target`."""
     generation = parse(Generation, run.config, "config")
-    gang = start_gang(layout := Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    gang = start_gang(run.layout, run.gpu)
     source, scratch = input_of(run, "model"), Path(run.scratch)
-    axes, memory = inference_axes(layout.for_world(gang.world)), int(generation.memory_gb * 1e9)
+    axes, memory = inference_axes(run.layout.for_world(gang.world)), int(generation.memory_gb * 1e9)
     with opened_generator(source, scratch, axes, gang, memory=memory) as generator:
         if generator is None:
             return

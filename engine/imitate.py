@@ -18,7 +18,6 @@ import torch
 from atelier.engine.config.base import canonical, parse
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.generation import Imitate
-from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.corpus import HELD_OUT, TRAIN
 from atelier.engine.data.counter_rng import Chance, below, uniform
@@ -93,7 +92,7 @@ def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
 
 def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     """Write imitations.jsonl; returns the summary."""
-    gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    gang = start_gang(run.layout, run.gpu)
     with opened_generator(input_of(run, "model"), Path(run.scratch), asked, gang) as generator:
         return {} if generator is None else _imitate(run, asked, generator)
 

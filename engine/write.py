@@ -20,7 +20,6 @@ import torch
 from atelier.engine.config.base import Json, canonical, parse
 from atelier.engine.config.error import DataError
 from atelier.engine.config.generation import ROWS, Written
-from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, corpus_lines, documents_file
 from atelier.engine.data.counter_rng import Chance, Permutation, uniform
@@ -48,7 +47,7 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
     """Write documents.jsonl; returns the summary. Memory does not grow with the text, and a killed run
     resumes where it stopped. Raises DataError if no document is long enough.
     """
-    gang = start_gang(Parallel.model_validate(run.layout.model_dump()), run.gpu)
+    gang = start_gang(run.layout, run.gpu)
     with opened_generator(input_of(run, "model"), Path(run.scratch), asked, gang) as generator:
         return {} if generator is None else _write(run, asked, generator)
 

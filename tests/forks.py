@@ -15,7 +15,7 @@ from atelier.engine.io.fork_server import Connection, ForkServer, Process, is_po
 from tests.checkout import TOP
 
 MODULES = (
-    "atelier.engine.train", "atelier.engine.examine", "tests.parity.asked", "tests.parity.gang",
+    "atelier.engine.train", "atelier.engine.examine", "tests.parity.inference", "tests.parity.gang",
     "tests.parity.reshard", "tests.parity.rows", "tests.engine.loop.gathering",
     "tests.engine.extensions.sites.inbox_gang",
 )  # fmt: skip

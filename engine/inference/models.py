@@ -1,5 +1,5 @@
-"""What is asked of a model: in this process, or over the ranks of a gang, where rank 0 tells the others what
-to compute.
+"""The interface of models for inference: of one in this process, and of one over the ranks of a gang, which
+compute the forward passes that rank 0 sends.
 
 B rows, T tokens, V vocabulary, C classes
 """
@@ -18,6 +18,7 @@ from atelier.engine.config.registry import ModelSpec, spec_class
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.model.attention import Cache
 from atelier.engine.model.contract import Output
+from atelier.engine.parallel.gang import broadcast_bytes
 
 TYPES = (torch.int64, torch.bool, torch.float32)
 
@@ -42,14 +43,12 @@ class WholeModel(Protocol):
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache: ...
 
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 class GangModel(ABC):
-    """A model whose parts are on several ranks (engine/inference/split.py): it gives logits and scores, but
-    no hidden states.
+    """A model whose parts are on several ranks (engine/inference/split.py). It gives logits and scores, no
+    hidden states.
     """
 
     spec: ModelSpec
@@ -77,7 +76,9 @@ class GangModel(ABC):
         """
 
     @abstractmethod
-    def label_scores(self, batches: Iterable[Batch], columns: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def label_scores(
+        self, batches: Iterable[Batch], columns: int, *, finds_best: bool
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """As `scoring.label_scores`."""
 
     @abstractmethod
@@ -104,49 +105,45 @@ class Pass(NamedTuple):
 
 
 class GangCommand(NamedTuple):
-    """`passes` for the "logits" after their last tokens, for the "scores" of their labels among `columns` of
-    the vocabulary, or for the logits of their rows' "classes"; or "stop". `dropped`: numbers of caches that
-    nobody needs any more.
+    """The next computation of all ranks: `passes` for the "logits" after their last tokens, for the "scores"
+    of their labels (`columns` and `finds_best` as in `scoring.label_scores`), or for the logits of their
+    rows' "classes"; or "stop". `dropped`: numbers of caches that are no longer needed.
     """
 
     want: Literal["logits", "scores", "classes", "stop"]
     passes: list[Pass] = []
     columns: int = 0
+    finds_best: bool = False
     classes: RowClasses | None = None
     dropped: list[int] = []
 
     def send(self, group: dist.ProcessGroup) -> None:
-        """Tell it the other ranks, over a group of gloo."""
-        told, body = [], []
+        """Send it from rank 0 to the others, over a group of gloo."""
+        passes, body = [], []
         for each in self.passes:
             entries = [[name, TYPES.index(v.dtype), *v.shape] for name, v in each.batch.items()]
-            told.append([each.owner, each.cache, each.room, entries])
+            passes.append([each.owner, each.cache, each.room, entries])
             body += [values.contiguous().cpu().numpy().tobytes() for values in each.batch.values()]
         classes = None if self.classes is None else self.classes.model_dump(mode="json")
-        head = canonical([self.want, self.columns, classes, self.dropped, told])
-        data = torch.frombuffer(bytearray(b"\n".join([head, b"".join(body)])), dtype=torch.uint8)
-        dist.broadcast(torch.tensor([len(data)]), src=0, group=group)
-        dist.broadcast(data, src=0, group=group)
+        head = canonical([self.want, self.columns, self.finds_best, classes, self.dropped, passes])
+        broadcast_bytes(b"\n".join([head, b"".join(body)]), group)
 
     @classmethod
     def receive(cls, group: dist.ProcessGroup, device: torch.device) -> "GangCommand":
-        """What rank 0 tells, with tensors on `device`."""
-        length = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(length, src=0, group=group)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=group)
-        head, _, body = data.numpy().tobytes().partition(b"\n")
-        want, columns, arguments, dropped, told = json.loads(head)
+        """The next one from rank 0, with tensors on `device`."""
+        head, _, body = broadcast_bytes(None, group).partition(b"\n")
+        want, columns, finds_best, arguments, dropped, sent = json.loads(head)
         classes = None
         if arguments is not None:
             kind = cast(type[RowClasses], spec_class("objective", arguments["kind"]))
             classes = parse(kind, arguments, "classes")
         passes, at = [], 0
-        for owner, cache, room, entries in told:
+        for owner, cache, room, entries in sent:
             batch: Batch = {}
             for name, number, *shape in entries:
-                kind, size = TYPES[number], TYPES[number].itemsize * torch.Size(shape).numel()
-                values = torch.frombuffer(bytearray(body[at : at + size]), dtype=kind)
+                dtype = TYPES[number]
+                size = dtype.itemsize * torch.Size(shape).numel()
+                values = torch.frombuffer(bytearray(body[at : at + size]), dtype=dtype)
                 batch[name], at = values.view(shape).to(device), at + size
             passes.append(Pass(batch, owner, cache, room))
-        return cls(want, passes, columns, classes, dropped)
+        return cls(want, passes, columns, finds_best, classes, dropped)

@@ -29,13 +29,10 @@ def last_logits(
     it.
     """
     if group is None:
-        return exact_values(hidden_BD @ head_VD[:columns].t())
-    whole_BV = VocabSlice(group, 0, len(head_VD)).whole(hidden_BD @ head_VD.t())
-    return exact_values(whole_BV[:, :columns])
-
-
-def exact_values(x: Tensor) -> Tensor:
-    return x.to(exact(x.dtype))
+        logits_BV = hidden_BD @ head_VD[:columns].t()
+    else:
+        logits_BV = VocabSlice(group, 0, len(head_VD)).whole(hidden_BD @ head_VD.t())[:, :columns]
+    return logits_BV.to(exact(logits_BV.dtype))
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:

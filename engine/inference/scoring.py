@@ -177,25 +177,32 @@ def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int,
 def label_nats(model: TextModel, batches: Iterable[Batch]) -> Iterator[Tensor]:
     """-ln p(label) of every scored token of each batch, in order, float64 [N] on the CPU."""
     batches, read = tee(batches)
-    for batch, (nats_BT, _) in zip(batches, label_scores(model, read, model.spec.tokens), strict=True):
+    scores = label_scores(model, read, model.spec.tokens, finds_best=False)
+    for batch, (nats_BT, _) in zip(batches, scores, strict=True):
         yield nats_BT[batch["labels_BT"] != NOT_SCORED]
 
 
 @torch.inference_mode()
 def label_scores(
-    model: TextModel, batches: Iterable[Batch], columns: int, before: Sequence[int] = ()
+    model: TextModel,
+    batches: Iterable[Batch],
+    columns: int,
+    before: Sequence[int] = (),
+    *,
+    finds_best: bool = True,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each batch, -ln p of each label [B, T] float64 and whether it is the most likely token [B, T], on
     the CPU; 0 and False where nothing is scored. `columns`: the number of vocabulary entries that share the
-    probability. `before`: ids that all rows continue, for models in one process.
+    probability. `before`: ids that all rows continue, for models in one process. `finds_best`: False leaves
+    out the second result, which takes time: it is False everywhere.
     """
     if isinstance(model, GangModel):
-        yield from model.label_scores(batches, columns)
+        yield from model.label_scores(batches, columns, finds_best=finds_best)
         return
     own, read = tee(batches)
     placed = ({name: values.to(model.device) for name, values in batch.items()} for batch in read)
     for batch, output in zip(own, _outputs(model, placed, before), strict=True):
-        nats_BT, best_BT = scores_of(output.hidden, batch, model.head_weight, columns)
+        nats_BT, best_BT = scores_of(output.hidden, batch, model.head_weight, columns, finds_best=finds_best)
         yield nats_BT, best_BT > 0.5
 
 
@@ -213,9 +220,11 @@ def scores_of(
     head_VD: Tensor,
     columns: int,
     group: dist.ProcessGroup | None = None,
+    *,
+    finds_best: bool,
 ) -> tuple[Tensor, Tensor]:
     """-ln p of each label, and 1 where it is the most likely token, else 0: float64 [B, T] on the CPU. Logits
-    of a few tokens at a time. `group`: the ranks that split the head's rows.
+    of a few tokens at a time. `group`: the ranks that split the head's rows; `finds_best` as above.
     """
     is_label_BT = batch["labels_BT"] != NOT_SCORED
     device = hidden_BTD.device
@@ -227,7 +236,8 @@ def scores_of(
         logits_NV = last_logits(hidden_ND[at : at + at_once], head_VD, columns, group)
         some_N = labels_N[at : at + at_once]
         nats_N = F.cross_entropy(logits_NV, some_N, reduction="none")
-        found.append(torch.stack([nats_N.double(), (logits_NV.argmax(1) == some_N).double()]).cpu())
+        best_N = logits_NV.argmax(1) == some_N if finds_best else torch.zeros_like(some_N)
+        found.append(torch.stack([nats_N.double(), best_N.double()]).cpu())
     found_2BT[:, is_label_BT.cpu()] = torch.cat(found, 1)
     return found_2BT[0], found_2BT[1]
 

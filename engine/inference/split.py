@@ -1,8 +1,9 @@
-"""A model split over the ranks of a gang, asked as if it were in one process: rank 0 asks, the others follow.
+"""Inference with a model split over the ranks of a gang. Rank 0 calls it as if it were in one process, and
+sends each forward pass to the other ranks.
 
 Blocks are split over the pipeline axis, matrices over tensor, experts over expert; over shard, weights are
-gathered block by block. Data ranks (replicate x shard x expert) share the passes that are asked for together;
-the ranks of all stages and matrices at a data rank's place compute each of its passes.
+gathered block by block. Passes that are sent together are shared among the data ranks (replicate x shard x
+expert); the pipeline and tensor ranks of a data rank compute each of its passes together.
 
 B rows, T tokens, D hidden, V vocabulary
 """
@@ -35,11 +36,10 @@ from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import keep_stage
 from atelier.engine.parallel.shard import shard
 from atelier.engine.parallel.tensor import split_matrices
+from atelier.engine.plan.inference import stage_blocks
 from atelier.engine.plan.layout_checks import check_inference
-from atelier.engine.plan.partition import partition
 
 PATIENCE = timedelta(days=10_000)
-ROW = 2048  # tokens for which the costs of blocks are compared
 HEADER = 6  # numbers that describe a tensor between stages: its type, its dims, their sizes
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -56,7 +56,9 @@ class RankPart(nn.Module):
 
 
 class SplitCache(Cache):
-    """What the asking rank holds for the caches of a batch's rows, which data ranks share: their numbers."""
+    """Rank 0's handle of a batch's caches: the data ranks hold them, each those of some rows. `numbers` name
+    them.
+    """
 
     def __init__(self, numbers: list[int], room: int, token_bytes: int) -> None:
         nothing = torch.zeros((0, 0))
@@ -65,7 +67,7 @@ class SplitCache(Cache):
 
 
 class SplitModel(GangModel):
-    """This rank's part of a model. Rank 0 asks; the others `follow` until it stops."""
+    """This rank's part of a model. Rank 0 sends forward passes to all; the others `follow` until it stops."""
 
     def __init__(self, model: Model, spec: ModelSpec, grid: Grid, dtype: torch.dtype) -> None:
         self.spec, self._model, self._grid, self._dtype = spec, model, grid, dtype
@@ -110,13 +112,15 @@ class SplitModel(GangModel):
         found = iter(self._ask(GangCommand("logits", asked)))
         return [torch.cat(list(itertools.islice(found, size))) for size in sizes]
 
-    def label_scores(self, batches: Iterable[Batch], columns: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def label_scores(
+        self, batches: Iterable[Batch], columns: int, *, finds_best: bool
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         data = self._grid.axes.data
         together = data * self._grid.pipeline  # so that all ranks compute
         batches = iter(batches)
         while some := list(itertools.islice(batches, together)):
             asked = [Pass(batch, number % data) for number, batch in enumerate(some)]
-            for nats_BT, best_BT in self._ask(GangCommand("scores", asked, columns)):
+            for nats_BT, best_BT in self._ask(GangCommand("scores", asked, columns, finds_best)):
                 yield nats_BT.cpu(), best_BT.cpu() > 0.5
 
     def class_logits(self, batch: Batch, spec: RowClasses) -> Tensor:
@@ -143,7 +147,7 @@ class SplitModel(GangModel):
             GangCommand("stop").send(self._talk)
 
     def follow(self) -> None:
-        """Compute with the asking rank until it stops."""
+        """Compute what rank 0 sends until it stops."""
         while True:
             self._grid.gang.heartbeat.at("collective")
             command = GangCommand.receive(self._talk, self.device)
@@ -208,7 +212,10 @@ class SplitModel(GangModel):
             if command.classes is not None:
                 return class_logits_of(model, command.classes, hidden_BTD, one.batch)
             if command.want == "scores":
-                return torch.stack(scores_of(hidden_BTD, one.batch, head_VD, command.columns, group))
+                columns, finds_best = command.columns, command.finds_best
+                return torch.stack(
+                    scores_of(hidden_BTD, one.batch, head_VD, columns, group, finds_best=finds_best)
+                )
             return last_logits(hidden_BTD[:, -1], head_VD, self.spec.ids, group)
 
         return self._part(work)
@@ -238,8 +245,8 @@ class SplitModel(GangModel):
 
 @lru_cache(1)  # a group has threads of its own: one for all models
 def _talk() -> dist.ProcessGroup:
-    """The group in which rank 0 tells the others what to do; a served model waits for its next request as
-    long as it likes.
+    """The group over which rank 0 sends passes. Its timeout is long: a served model may wait for days for its
+    next request.
     """
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
 
@@ -259,8 +266,7 @@ def split_model(
         grid = _grids[id(gang), axes] = Grid(gang, layout.axes, pipeline=layout.pipeline)
     model = bare(spec, dtype)
     if layout.pipeline > 1:
-        *costs, after = spec.block_flops(ROW)
-        counts = partition(costs, num_stages=layout.pipeline, after=after)
+        counts = stage_blocks(spec, layout.pipeline)
         place = grid.places["pipeline"]
         begin = sum(counts[:place])
         keep_stage(model, range(begin, begin + counts[place]), is_first=grid.is_first, is_last=grid.is_last)

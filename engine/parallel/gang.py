@@ -104,16 +104,22 @@ class Gang:
         """Broadcast rank 0's `value`, plain JSON data, to every rank; returns it."""
         if self.world == 1:
             return value
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        size = torch.tensor([len(data)])
-        dist.broadcast(size, src=0, group=self.group)
-        data = data if self.is_first else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self.group)
-        return json.loads(bytes(data.tolist()))
+        return json.loads(broadcast_bytes(json.dumps(value).encode() if self.is_first else None, self.group))
 
     def close(self) -> None:
         if self.world > 1:
             dist.destroy_process_group()
+
+
+def broadcast_bytes(data: bytes | None, group: dist.ProcessGroup | None) -> bytes:
+    """Rank 0's bytes on every rank of a group that has gloo; the others give None."""
+    size = torch.tensor([0 if data is None else len(data)])
+    dist.broadcast(size, src=0, group=group)
+    found = torch.empty(int(size), dtype=torch.uint8)
+    if data:
+        found = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    dist.broadcast(found, src=0, group=group)
+    return found.numpy().tobytes()
 
 
 @contextmanager

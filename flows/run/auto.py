@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Data, Finetune, Score, Tokenizer, is_stdlib
 from atelier.engine.config.divisors import divisors, largest_divisor
-from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
 from atelier.engine.config.parallel import InferenceLayout, Parallel
@@ -27,13 +26,13 @@ from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.engine.plan.search import LayoutOption, search
 from atelier.engine.plan.streamed import SCORED, check_streamed
-from atelier.flows.run.memory_fit import MOST_RANKS, TRAINED, limit_gb, smallest_split
+from atelier.flows.run.memory_fit import MOST_RANKS, TRAINED, limit_gb, smallest_split, vocab_of_model
 from atelier.infra.dag import Node
-from atelier.infra.store.existing_model import Existing, existing_in
+from atelier.infra.store.existing_model import existing_in
 from atelier.infra.store.store import Store, default_root
 from atelier.tasks.finetune import role_of, tuning_of
 
-ASKED = ("score", "examine", "imitate")  # sections of tasks that ask models
+SPLIT = ("score", "examine", "imitate")  # sections of inference tasks
 AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 
@@ -105,14 +104,8 @@ def _tuned(arguments: Spec) -> tuple[dict[str, Role], Train, int] | None:
     with suppress(AtelierError):
         parent = existing_in(store, init, "init")
         role = role_of("pretrained-0", parent.spec, settings)
-        return {"": role}, tuning_of(settings, train), _vocab(parent, store)
+        return {"": role}, tuning_of(settings, train), vocab_of_model(parent, store)
     return None
-
-
-def _vocab(one: Existing, store: Store) -> int:
-    """The vocabulary of a finished model; 0 = not known."""
-    record = store.find(one.tokenizer.kind, one.tokenizer.fingerprint)
-    return whole_of(record.summary.get("vocab")) if record is not None else 0
 
 
 def _suits(option: LayoutOption, roles: dict[str, Role], train: Train) -> bool:
@@ -200,11 +193,11 @@ def with_prompt(arguments: Spec, overrides: Sequence[str]) -> Spec:
 
 
 def splits(arguments: Spec, pools: Callable[[str], Pool]) -> dict[str, Spec]:
-    """The sections of tasks that ask models, by name, with the smallest split that all of a flow's models can
-    have and in which the largest fits a GPU of the task's pool, where none is given and one does not hold it.
+    """Layouts for inference tasks that have none, where a model does not fit one GPU of the task's pool: by
+    name the section with the smallest split in which all models of the flow fit.
     """
-    models, found = _asked(arguments), dict[str, Spec]()
-    for name in ASKED if models else ():
+    models, found = _models(arguments), dict[str, Spec]()
+    for name in SPLIT if models else ():
         section, pool = getattr(arguments, name, None), pools(name)
         if not isinstance(section, InferenceLayout) or section.ranks > 1 or pool.is_cpu or pool.members:
             continue
@@ -217,7 +210,7 @@ def splits(arguments: Spec, pools: Callable[[str], Pool]) -> dict[str, Spec]:
     return found
 
 
-def _asked(arguments: Spec) -> list[ModelSpec]:
+def _models(arguments: Spec) -> list[ModelSpec]:
     """The models of a flow: those that it trains, or finished ones that it is given. Empty if not known."""
     if vocab_of(arguments) and (roles := trained(arguments)):
         return [_sized(role.model, arguments) for role in roles.values()]
@@ -226,7 +219,7 @@ def _asked(arguments: Spec) -> list[ModelSpec]:
     for word in words:
         with suppress(AtelierError):  # the flow's body then gives the reason
             one = existing_in(store, word, "models") if word else None
-            vocab = _vocab(one, store) if one else 0
+            vocab = vocab_of_model(one, store) if one else 0
             found += [one.spec.resolved(vocab)] if one and vocab else []
     return found
 

@@ -16,9 +16,9 @@ from atelier.engine.config.mixture import WINDOWS, Stream, cap_in_rows, row_spec
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.task.write import WriteConfig
-from atelier.engine.plan.asked import cost_of_writing
 from atelier.engine.plan.checks import at_step
 from atelier.engine.plan.expert_checks import rows_together
+from atelier.engine.plan.inference import cost_of_writing
 from atelier.engine.plan.layout_checks import padded_rows
 from atelier.infra.dag import Node, NodeTraining
 from atelier.infra.store.store import Store

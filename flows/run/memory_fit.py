@@ -1,4 +1,4 @@
-"""Check that a training, or a model that is asked, fits its layout and the memory of the pool's devices; list
+"""Check that a training or an inference task fits its layout and the memory of the pool's devices; list
 possible layouts.
 """
 
@@ -16,13 +16,13 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.sections import frozen_limit, is_here
 from atelier.engine.config.task.write import WriteConfig
 from atelier.engine.io.machine import memory_gb
-from atelier.engine.plan.asked import held_gb, seconds_of_reading
 from atelier.engine.plan.checks import check_layout
+from atelier.engine.plan.inference import held_gb, seconds_of_reading
 from atelier.engine.plan.layout_checks import check_inference
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
 from atelier.infra.launch.slots import num_slots
-from atelier.infra.store.existing_model import existing_in
+from atelier.infra.store.existing_model import Existing, existing_in
 from atelier.infra.store.store import Store
 from atelier.tasks.finetune import check_sizes
 
@@ -35,6 +35,12 @@ MOST_DEVICES = 8192  # upper bound of the search for a layout that fits
 def known_vocab(node: Node, store: Store) -> int:
     """The size of the node's tokenizer, if that is finished; otherwise 0."""
     record = store.find(*node.inputs["tokenizer"]) if "tokenizer" in node.inputs else None
+    return whole_of(record.summary.get("vocab")) if record is not None else 0
+
+
+def vocab_of_model(one: Existing, store: Store) -> int:
+    """The vocabulary of a finished model; 0 = not known."""
+    record = store.find(one.tokenizer.kind, one.tokenizer.fingerprint)
     return whole_of(record.summary.get("vocab")) if record is not None else 0
 
 
@@ -162,18 +168,20 @@ def words(option: LayoutOption, node: Node) -> str:
     return " ".join(found)
 
 
-class AskedPlan(NamedTuple):
-    """`refusals` of a node that asks models, the memory of one rank in GB, and seconds; 0 = not known."""
+class InferencePlan(NamedTuple):
+    """Refusals of an inference task, the memory of one rank in GB, and seconds; 0 = not known."""
 
     refusals: list[str] = []
     memory_gb: float = 0.0
     seconds: float = 0.0
 
 
-def asked_plan(node: Node, nodes: Sequence[Node], store: Store, pool: Pool, vocab: int) -> AskedPlan:
-    """What a node asks of its models; nothing for other nodes and for models that are not known yet."""
+def inference_plan(node: Node, nodes: Sequence[Node], store: Store, pool: Pool, vocab: int) -> InferencePlan:
+    """Check and price the layout of a task that scores, examines or continues models; empty for other tasks.
+    Models of unknown size are left out.
+    """
     if node.task not in SECTIONS:
-        return AskedPlan()
+        return InferencePlan()
     layout = Parallel.model_validate(node.layout)
     axes, place = inference_axes(layout), SECTIONS[node.task]
     settings = section_of(node.config.get(node.task, node.config))
@@ -181,7 +189,7 @@ def asked_plan(node: Node, nodes: Sequence[Node], store: Store, pool: Pool, voca
     width, precision = (2, "bf16") if half else (4, "fp32")
     refusals: list[str] = []
     if limited and layout.ranks > 1:
-        way_out = f"leave it out, or ask on one rank instead of {layout.ranks}"
+        way_out = f"leave it out, or use one rank instead of {layout.ranks}"
         refusals.append(f"{place}.memory_gb: is for a model on one rank; {way_out}")
     held: dict[str, float] = {}  # GB by model
     seconds, specs = 0.0, dict(_models(node, nodes, store, vocab))
@@ -205,11 +213,11 @@ def asked_plan(node: Node, nodes: Sequence[Node], store: Store, pool: Pool, voca
             f"{node.name}: needs {needed:.1f} GB for {largest} on each of {ranks}, but {holder} has"
             f" {limit:.1f}; {_way_out(specs[largest], width, limit, place)}"
         )
-    return AskedPlan(refusals, needed, seconds)
+    return InferencePlan(refusals, needed, seconds)
 
 
 def _models(node: Node, nodes: Sequence[Node], store: Store, vocab: int) -> Iterator[tuple[str, ModelSpec]]:
-    """The models that a node asks, by name: finished ones, and those of the run's trainings."""
+    """The models that an inference task reads, by name: finished ones, and those that the run trains."""
     if node.task == "write":
         yield "its model", parse(WriteConfig, node.config, node.name).model
         return
@@ -230,9 +238,7 @@ def _models(node: Node, nodes: Sequence[Node], store: Store, vocab: int) -> Iter
         elif store.find(kind, fingerprint) is not None:
             with suppress(AtelierError):  # the task says what is wrong with it
                 one = existing_in(store, fingerprint, node.name)
-                tokenizer = store.find(one.tokenizer.kind, one.tokenizer.fingerprint)
-                size = whole_of(tokenizer.summary.get("vocab")) if tokenizer else vocab
-                if size:
+                if size := vocab_of_model(one, store) or vocab:
                     yield name, one.spec.resolved(size)
 
 

@@ -19,7 +19,7 @@ from atelier.flows.run.curation_cost import CPU_S, cpu_seconds, curation_notes, 
 from atelier.flows.run.data_notes import data_notes, stream_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
-from atelier.flows.run.memory_fit import asked_plan, check_vocabulary, known_vocab, too_much
+from atelier.flows.run.memory_fit import check_vocabulary, inference_plan, known_vocab, too_much
 from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals, PoolRow, pool_rows
 from atelier.flows.run.pools import gpu_notes
 from atelier.flows.run.reasons import reasons_of
@@ -189,7 +189,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         if (refusal := too_much(node, sizes, pool, of_node.vocab)) is not None:
             refusals.append(refusal)
         if any(row["state"] == "run" for row in mine):
-            asked = asked_plan(node, nodes, store, pool, of_node.vocab)
+            asked = inference_plan(node, nodes, store, pool, of_node.vocab)
             refusals += asked.refusals
             seconds[node.name] = max(seconds.get(node.name, 0.0), asked.seconds)
             if node.ranks > 1 or not pool.is_cpu:

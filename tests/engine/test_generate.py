@@ -13,6 +13,7 @@ from atelier.engine.data.decoding import whole_characters
 from atelier.engine.generate import generate
 from atelier.engine.inference.opened import read_generator
 from atelier.engine.inference.sampling import sample
+from atelier.engine.parallel.gang import other_ranks
 from tests.checkout import python_path
 from tests.engine.scored_models import Study
 from tests.forks import start
@@ -235,3 +236,11 @@ def test_as_a_process_it_serves_line_by_line_and_tells_errors_as_json(study):
     assert (failed.returncode, errors) == (2, "")
     assert json.loads(said)["exit_code"] == 2
     assert "nowhere.json" in json.loads(said)["error"]
+
+
+def test_more_ranks_than_gpus_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    refused = pytest.raises(ConfigError, match="split: 4 ranks, but torch sees 2 GPUs here")
+    with refused, other_ranks("no.such.module", "run.json", 4):
+        raise AssertionError("it began")

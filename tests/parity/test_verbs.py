@@ -1,4 +1,4 @@
-"""What two ranks of a split model score, imitate, write and say is what one process does."""
+"""Two ranks of a split model write the same scores, imitations, texts and answers as one process."""
 
 import json
 import os

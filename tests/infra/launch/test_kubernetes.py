@@ -66,6 +66,16 @@ def test_a_typo_is_caught() -> None:
         check(job)
 
 
+def test_pods_get_variables_that_tune_ranks_but_not_those_of_the_workers_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "TRITON_CACHE_DIR", "NCCL_NET_PLUGIN", "AWS_PROFILE"):
+        monkeypatch.setenv(name, "x")
+    _, job = KubernetesBatch(PLAIN, gpus=True).manifests(gang())
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert {each["name"] for each in container["env"] if each["value"] == "x"} == {"NCCL_DEBUG"}
+
+
 def test_every_node_has_one_pod_with_all_that_its_ranks_need_and_nothing_that_is_not_theirs() -> None:
     service, job = KubernetesBatch(FULL, gpus=True).manifests(gang(nodes=3, ranks=4))
     spec = job["spec"]

@@ -22,7 +22,7 @@ from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.fork_server import ForkServer
 from atelier.infra.launch.gang import start_gang
 from atelier.infra.launch.orders import GangOutput, Guard, Orders
-from atelier.infra.launch.supervisor import RESTARTS, Supervisor, rank_env
+from atelier.infra.launch.supervisor import RESTARTS, Supervisor, passed, rank_env
 from atelier.infra.store.lease import Holder, LeaseLost, take
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
@@ -126,6 +126,15 @@ def forkserver() -> Iterator[ForkServer]:
 def gang(tmp_path: Path, request: pytest.FixtureRequest) -> Gang:
     forked = request.param == "forked"
     return Gang(tmp_path, request.getfixturevalue("forkserver") if forked else None)
+
+
+def test_ranks_get_variables_that_tune_them_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"NCCL_IB_HCA": "mlx5", "PYTORCH_ALLOC_CONF": "x", "TRITON_CACHE_DIR": "/x"}
+    left = {"NCCL_NET_PLUGIN": "x.so", "AWS_SECRET_ACCESS_KEY": "x", "OMP_PLACESX": "x", "LD_PRELOAD": ""}
+    for name, value in (kept | left).items():
+        monkeypatch.setenv(name, value)
+    assert kept.items() <= passed("/store").items()
+    assert not left.keys() & passed("/store").keys()
 
 
 def test_a_gang_that_lost_a_rank_starts_again_from_its_newest_checkpoint_and_says_so(gang: Gang) -> None:

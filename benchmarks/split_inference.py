@@ -1,7 +1,7 @@
 """Tokens a CPU-second of a model that is asked by two ranks, beside one: scores of rows, eight
 greedy texts at once, one text. CPU time counts all ranks.
 
-python benchmarks/asked.py [--rounds 3]      orders alternate; medians
+python benchmarks/split_inference.py [--rounds 3]      orders alternate; medians
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The memory and time of models that are asked: scored, examined, continued. Torch-free."""
+"""The memory and time of inference: models that are scored, examined or continued. Torch-free."""
 
 from dataclasses import dataclass
 
@@ -8,25 +8,34 @@ from atelier.engine.config.parallel import InferenceLayout, Parallel, inference_
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.plan.estimate import WIDTHS, machine_of
+from atelier.engine.plan.partition import partition
 from atelier.engine.plan.roofline import KERNELS
 
 WRITING = "fp32"  # precision of weights, keys and values while a model writes
 DRAWN = 5 * 8  # bytes per logit of a row while a token is drawn: float64, probabilities, order, sums
 DRAW_S = 90e-9  # per logit of a row: softmax and sort in float64 on one core
+ROW = 2048  # tokens of a row for which the costs of blocks are compared
 PROCESS_GB = 0.5  # for torch and the tokenizer
+
+
+def stage_blocks(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """The number of blocks of each pipeline stage, for equal times. The last stage also has the head."""
+    *costs, after = model.block_flops(ROW)
+    return partition(costs, num_stages=stages, after=after)
 
 
 def held_gb(model: ModelSpec, layout: InferenceLayout, width: int) -> float:
     """Memory of the fullest rank in GB: its share of the weights, of `width` bytes each; what it gathers of
     sharded ones, a block with the embedding or head; and its libraries. Keys, values and logits come on top.
     """
-    params, one_end = model.num_params(), model.tokens * model.hidden
-    ends = one_end * (1 if getattr(model, "tied", True) else 2)
-    blocks = max(0, params - ends) * -(-model.num_blocks // layout.pipeline) / model.num_blocks
-    mine = (blocks + (ends if layout.pipeline == 1 else one_end)) / layout.tensor
+    counts, end = stage_blocks(model, layout.pipeline), model.tokens * model.hidden
+    ends = end * (1 if getattr(model, "tied", True) else 2)
+    block = max(0, model.num_params() - ends) / model.num_blocks
+    only = [ends] if len(counts) == 1 else [end, *[0] * (len(counts) - 2), end]  # embedding first, head last
+    stage = max(count * block + more for count, more in zip(counts, only, strict=True)) / layout.tensor
     shared = layout.shard * layout.expert
-    gathered = 0.0 if shared == 1 else (one_end + blocks * layout.pipeline / model.num_blocks) / layout.tensor
-    return width * min(mine, mine / shared + gathered) / 1e9 + PROCESS_GB
+    gathered = 0.0 if shared == 1 else (end + block) / layout.tensor
+    return width * min(stage, stage / shared + gathered) / 1e9 + PROCESS_GB
 
 
 def seconds_of_reading(

@@ -1,5 +1,5 @@
-"""What a split model says is what a whole one says: scores of labels, greedy answers and drawn texts, in
-layouts of two and four ranks, for models of several kinds.
+"""A split model gives the results of a whole one: scores of labels, greedy and sampled texts, class logits.
+Layouts have two and four ranks, models are of several kinds.
 """
 
 import json
@@ -17,7 +17,7 @@ from atelier.engine.config.parallel import InferenceLayout
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.parallel.gang import Gang
 from tests.forks import start_gang
-from tests.parity.asked import NUM_IDS, Said, ask
+from tests.parity.inference import NUM_IDS, Said, ask
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def asked(folder: Path, layouts: dict[str, dict[str, int]], precision: str) -> d
     }
     (folder / "case.json").write_text(json.dumps(case))
     ranks = InferenceLayout.model_validate(next(iter(layouts.values()))).ranks
-    start_gang("tests.parity.asked", folder, ranks, str(folder / "case.json"))
+    start_gang("tests.parity.inference", folder, ranks, str(folder / "case.json"))
     return json.loads((folder / "answers.json").read_text())
 
 
@@ -82,7 +82,7 @@ def nats_of(said: Said) -> list[float]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_split_model_says_what_a_whole_one_says(
+def test_a_split_model_gives_the_results_of_a_whole_one(
     whole: dict[str, Said], split: dict[str, dict[str, Said]], name: str
 ) -> None:
     one = whole[name]

@@ -1,5 +1,5 @@
-"""Ask models in a gang: `python -m tests.parity.asked case.json`, with RANK and WORLD_SIZE set. case.json has
-models and layouts by name; the first rank writes what each model says in each layout to answers.json.
+"""Inference in a gang: `python -m tests.parity.inference case.json`, with RANK and WORLD_SIZE set. case.json
+has models and layouts by name. Rank 0 writes the scores and texts of each model in each layout.
 """
 
 import json
