@@ -139,7 +139,7 @@ def main() -> int:
         }
         for name, rounds in every.items()
     }
-    keep("asked", {"rounds": given.rounds, "parameters": SPEC.num_params(), "layouts": found})
+    keep("split_inference", {"rounds": given.rounds, "parameters": SPEC.num_params(), "layouts": found})
     return 0
 
 
