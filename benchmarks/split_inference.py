@@ -1,5 +1,5 @@
-"""Tokens a CPU-second of a model that is asked by two ranks, beside one: scores of rows, eight
-greedy texts at once, one text. CPU time counts all ranks.
+"""Inference over two ranks beside one, in tokens a CPU-second of all ranks: scores of rows, eight greedy
+texts at once, one text.
 
 python benchmarks/split_inference.py [--rounds 3]      orders alternate; medians
 """
