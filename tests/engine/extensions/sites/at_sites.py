@@ -1,6 +1,7 @@
 """Helper: trainings of several sites on this machine, all at once, and killed."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -87,9 +88,9 @@ def killed_until_they_end(
     most: int,
     kill_agent: Callable[[str], None] | None = None,
 ) -> int:
-    """Trainings of these run files by site, killed at drawn times at most so often in all, each begun again,
-    until all have ended; how many were killed. `kill_agent`: that of a site, in place of every second
-    training. What still runs when this fails is ended.
+    """Trainings of these run files by site, killed after drawn times or drawn numbers of new files below
+    `folder`, at most so often in all, each begun again, until all have ended; how many were killed.
+    `kill_agent`: that of a site, in place of every second training. What still runs when this fails is ended.
     """
 
     def begin(site: str) -> Process:
@@ -102,7 +103,7 @@ def killed_until_they_end(
             assert time.monotonic() < until, [
                 (folder / f"{site}.log").read_text()[-2000:] for site in running
             ]
-            time.sleep(draw.uniform(0.05, 0.4))
+            _wait(folder, draw.randint(1, 30), draw.uniform(0.05, 0.4))
             if kills < most and kill_agent is not None and draw.random() < 0.5:
                 kill_agent(draw.choice([*paths]))
                 kills += 1
@@ -117,6 +118,17 @@ def killed_until_they_end(
     finally:
         _end(ranks.values())
     return kills
+
+
+def _wait(folder: Path, files: int, most_s: float) -> None:
+    """Until so many more files lie below the folder; on a fast machine a training ends sooner than in `most_s`."""
+    until, files = time.monotonic() + most_s, files + _count(folder)
+    while time.monotonic() < until and _count(folder) < files:
+        time.sleep(0.005)
+
+
+def _count(folder: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(folder))
 
 
 def _end(processes: Iterable[Process]) -> None:
