@@ -49,7 +49,7 @@ from atelier.engine.parallel.expert import mixtures, split_experts
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
-from atelier.engine.parallel.shard import shard, shared_dtype
+from atelier.engine.parallel.shard import shard
 from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.plan.layout_checks import has_own_head, micro_batches
 from atelier.engine.plan.partition import partition
@@ -193,7 +193,7 @@ def _body(
         for number in numbers
     ]
     fill_stages(stages, values, build_context.gang.device)
-    dtype = shared_dtype(train.precision, grid)
+    dtype = weight_dtype(train.precision)
     tied = tied_names(bare) if is_pipeline else set()
     return RoleModel(stages, numbers, grid=grid, layout=layout, dtype=dtype, tied=tied)
 
@@ -226,7 +226,7 @@ def _stage(
     for experts in mixtures(model):
         experts.products = layout.expert_products
     if layout.embedding == "columns" and files is None and has_own_head(spec.role.model):
-        dtype, is_even = shared_dtype(train.precision, grid), not keys_with(layout, "chooses_batches")
+        dtype, is_even = weight_dtype(train.precision), not keys_with(layout, "chooses_batches")
         split_embedding(model, grid, dtype, is_even=is_even, is_first=is_first)
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
     owner = _owner(model, spec, build_context)

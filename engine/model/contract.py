@@ -151,10 +151,12 @@ class Model(nn.Module, Generic[SharedType]):
         raise self._unsaid("class_logits")
 
     def begin(self, batch: dict[str, Tensor]) -> Carried:
-        """The input of the first block, with all sums at 0."""
+        """The input of the first block, in 32 bits under autocast, with all sums at 0."""
         carried = self.enter(batch)
         some = next(iter(carried.values()))
         kind = {"dtype": torch.promote_types(some.dtype, torch.float32), "device": some.device}
+        if torch.is_autocast_enabled(some.device.type):  # FSDP gathers the embedding in 16 bits
+            carried = {name: each.to(kind["dtype"]) for name, each in carried.items()}
         return carried | {name: torch.zeros(each.shape, **kind) for name, each in self.sums().items()}
 
     def carries(self) -> dict[str, tuple[str | int, ...]]:

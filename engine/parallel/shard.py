@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from atelier.engine.parallel.compute import HALF, Precision, weight_dtype
+from atelier.engine.parallel.compute import HALF, Precision
 from atelier.engine.parallel.embedding import ColumnEmbedding
 from atelier.engine.parallel.expert import mixtures
 from atelier.engine.parallel.grid import Grid
@@ -31,11 +31,7 @@ def shard(
     mesh = grid.sharding("dense")
     if mesh is None:
         return
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # keep a block's rotary angles in fp32
-    if precision in HALF and grid.gang.device.type == "cuda":  # on a CPU autocast casts, as without FSDP
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
+    policy = gathering_policy(precision, grid.gang.device)
     is_freed = zero == 3
     alone = {weight for weight in root.parameters() if weight.requires_grad} if is_whole else set()
     for experts in mixtures(root) if grid.axes.expert > 1 else ():  # their tokens come from all expert ranks
@@ -67,10 +63,14 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)  # gloo supports neither AVG nor PREMUL_SUM
 
 
-def shared_dtype(precision: Precision, grid: Grid) -> torch.dtype:
-    """The type of weights in blocks, and so of hidden states between stages."""
-    is_half = precision in HALF and grid.gang.device.type == "cuda" and grid.sharding("dense") is not None
-    return torch.bfloat16 if is_half else weight_dtype(precision)
+def gathering_policy(precision: Precision, device: torch.device) -> MixedPrecisionPolicy:
+    """Weights are gathered in 16 bits on a GPU; on a CPU autocast casts them, as without FSDP. Inputs keep
+    their types: hidden states and rotary angles have 32 bits.
+    """
+    half = torch.bfloat16 if precision in HALF and device.type == "cuda" else None
+    return MixedPrecisionPolicy(
+        param_dtype=half, reduce_dtype=torch.float32 if half else None, cast_forward_inputs=False
+    )
 
 
 def between_micro_batches(root: nn.Module, *, is_last: bool) -> None:

@@ -29,7 +29,8 @@ class CostTable:
     expert of a token; `kept_inner`, gated `kept_gated`, per element of the MLP's width; `kept_scores` per
     score.
 
-    `gradient`: bytes sent per weight's gradient. `weight`: bytes sent per gathered weight. `states`: memory
+    `gradient`: bytes sent per weight's gradient. `weight`: bytes sent per gathered weight. `residual`: bytes
+    sent to the next stage per element of the hidden state. `states`: memory
     of a weight, its gradient and moments; of these `late` exist from the first backward pass of a step.
     `copied`: 16-bit copies of a rank's weights made by autocast. `chunk_logits` exist at once (0 = all), with
     `logit` bytes each; `head_rows` of the head's gradient are added at once (0 = all). `lost`: share of
@@ -60,6 +61,7 @@ class CostTable:
     kept_scores: float = 0
     gradient: float = 4
     weight: float = 2
+    residual: float = 4
     states: float = 16
     late: float = 4
     copied: float = 2
@@ -129,6 +131,7 @@ STACKS = {
         kept_gated=4,
         kept_scores=5,
         gradient=2,
+        residual=2,
         states=20,
         late=0,
         copied=0,

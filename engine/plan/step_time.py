@@ -139,7 +139,8 @@ def _stages(
     sent = 0.0
     if parallel.pipeline > 1:
         parts = axes.tensor if is_split or machine.costs.sends_parts else 1
-        sent = 2 * interconnect.send_s(state / parts, apart["pipeline"])
+        each = max(machine.costs.residual, machine.width)
+        sent = 2 * interconnect.send_s(each / machine.width * state / parts, apart["pipeline"])
     counts = blocks_of_stages(model_shape, parallel)
     found = []
     for first, last in pairwise([0, *accumulate(counts)]):
