@@ -100,6 +100,11 @@ class Parallel(Spec):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto = cuda on a pool of GPUs if a GPU is there; cuda = on any pool"
     )
+    deterministic: bool = Field(
+        default=False,
+        description="on GPUs: only kernels whose results do not depend on timing, so that equal runs have"
+        " equal bits; slower. CPUs always compute so",
+    )
     expert_products: ExpertProducts = Field(
         default="auto",
         description="matrix products of experts: loop = one per expert; grouped = one operation for all;"

@@ -37,6 +37,7 @@ from atelier.engine.io.machine import num_cores
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHE, KERNELS = "LRU_CACHE_CAPACITY", 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+CUBLAS_WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # the values that torch asks for
 # timeout of collectives: fails the gang if no hang detector did before
 PATIENCE = timedelta(hours=1)
 
@@ -193,6 +194,8 @@ def start_gang(layout: Parallel, gpu: str = "") -> Gang:
     device = _device(layout, gpu)
     keep_freed_memory()
     bound_kernel_cache()
+    if layout.deterministic:
+        use_deterministic_kernels()
     torch.set_num_threads(num_threads(layout, world))
     layout.for_world(world)
     if world == 1:
@@ -252,6 +255,15 @@ def bound_kernel_cache() -> None:
     kernels saves the time: `titan experiment=tiny` uses 750, and with room for 64 it took 1.3 times as long.
     """
     os.environ.setdefault(KERNEL_CACHE, str(KERNELS))
+
+
+def use_deterministic_kernels() -> None:
+    """Use only kernels whose results do not depend on timing; an operation that has none on this device
+    raises RuntimeError with its name.
+    """
+    os.environ.setdefault(CUBLAS_WORKSPACE, WORKSPACES)  # read when a process first uses cuBLAS
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
 
 
 def num_threads(layout: Parallel, world: int) -> int:

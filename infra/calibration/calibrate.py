@@ -38,10 +38,18 @@ SHAPES = {
     "middle": (192, 4, 256, 8),
     "broad": (320, 4, 256, 4),
 }
+GPU_SHAPES = {
+    "small": (512, 4, 512, 8),
+    "wide": (4096, 2, 2048, 4),
+    "head": (512, 1, 2048, 16),
+    "middle": (1536, 8, 1024, 8),
+    "broad": (2560, 6, 2048, 4),
+}
 ALL_SHAPES, LARGE_SHAPES = tuple(SHAPES), ("middle", "wide")
 SENT_SHAPES = ("small", *LARGE_SHAPES)  # messages bound by latency, by both, by bandwidth
 MOST = 8  # gangs at once: each takes 0.5 GB
 FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # per core, from gangs of one rank
+GPU_FACTS = ("matmul", "memory_gbps", "launch_us")  # per GPU: the peak is the vendor's
 CROWD = ("crowded",)  # from gangs of one rank and one thread, several at once
 THREADS = ("threaded",)  # from one rank of several threads
 LINKS = ("node_gbps", "latency_us")  # from gangs of several ranks
@@ -70,32 +78,60 @@ class Probe:
 
 
 def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[str], None]) -> Pool:
-    """Train the shapes for some steps each: one thread, several gangs at once, all cores as threads, two
-    ranks. Store the pool facts that fit their step times best; measurements of earlier trainings are deleted,
-    since they were relative to other facts.
+    """Train the shapes for some steps each: on CPUs with one thread, several gangs at once, all cores as
+    threads, two ranks; on GPUs with one and, if there are more, two of them. Store the pool facts that fit
+    their step times best; measurements of earlier trainings are deleted, since they were relative to other
+    facts.
     """
     pool, tokens = with_half(pool), random_tokens(scratch / "tokens")
-    one = Parallel(shard=1, threads=1, compile="none", device="cpu")
-    crowd = min(cores, MOST)
-    layouts: list[tuple[str, Parallel, tuple[str, ...], int]] = [("one thread", one, ALL_SHAPES, 1)]
-    if cores > 1:
-        threads, two = one.model_copy(update={"threads": cores}), one.model_copy(update={"shard": 2})
-        layouts.append((f"{crowd} gangs at once", one, LARGE_SHAPES, crowd))
-        layouts.append((f"{cores} threads", threads, LARGE_SHAPES, 1))
-        layouts.append(("two ranks, shard", two, SENT_SHAPES, 1))
+    layouts = _on_cpus(cores) if pool.is_cpu else _on_gpus(pool.gpus)
     layouts *= 2  # twice, because a machine's speed varies within half a minute
     probes: list[Probe] = []
     for number, (name, layout, shapes, gangs) in enumerate(layouts):
         say(f"measuring: {name}")
-        each = [replace(probe(shape, layout, *SHAPES[shape]), beside=gangs - 1) for shape in shapes]
+        each = [replace(_probe_of(pool, shape, layout), beside=gangs - 1) for shape in shapes]
         folders = [scratch / str(number) / str(gang) for gang in range(gangs)]
         with ThreadPoolExecutor(gangs) as at_once:
             runs = [at_once.submit(run_probes, root, folder, tokens, layout, each) for folder in folders]
             probes += [measured for run in runs for measured, _ in run.result()]
-    found = fit(pool.model_copy(update={"peak_tflops": "auto"}), probes)
-    names = (*FACTS, *CROWD, *THREADS, *LINKS, "matmul")
+    names = (*GPU_FACTS, *LINKS)
+    if pool.is_cpu:
+        pool, names = (
+            pool.model_copy(update={"peak_tflops": "auto"}),
+            (*FACTS, *CROWD, *THREADS, *LINKS, "matmul"),
+        )
+    found = fit(pool, probes)
     keep_facts(root, pool, {name: round(getattr(found, name), 6) for name in names})
     return facts(root, pool)
+
+
+Layouts = list[tuple[str, Parallel, tuple[str, ...], int]]  # name, layout, shapes, gangs at once
+
+
+def _on_cpus(cores: int) -> Layouts:
+    one, crowd = Parallel(shard=1, threads=1, compile="none", device="cpu"), min(cores, MOST)
+    found: Layouts = [("one thread", one, ALL_SHAPES, 1)]
+    if cores > 1:
+        threads, two = one.model_copy(update={"threads": cores}), one.model_copy(update={"shard": 2})
+        found.append((f"{crowd} gangs at once", one, LARGE_SHAPES, crowd))
+        found.append((f"{cores} threads", threads, LARGE_SHAPES, 1))
+        found.append(("two ranks, shard", two, SENT_SHAPES, 1))
+    return found
+
+
+def _on_gpus(gpus: int) -> Layouts:
+    one = Parallel(shard=1, threads=1, compile="none", device="cuda")
+    found: Layouts = [("one GPU", one, ALL_SHAPES, 1)]
+    if gpus > 1:
+        found.append(("two GPUs, shard", one.model_copy(update={"shard": 2}), SENT_SHAPES, 1))
+    return found
+
+
+def _probe_of(pool: Pool, shape: str, layout: Parallel) -> Probe:
+    if pool.is_cpu:
+        return probe(shape, layout, *SHAPES[shape])
+    hidden, *rest = GPU_SHAPES[shape]
+    return probe(shape, layout, hidden, *rest, num_heads=hidden // 128)
 
 
 def probe(
@@ -172,14 +208,17 @@ def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
     """The pool with the figures that minimise the sum of squared log errors of the probes' steps: coordinate
     descent with shrinking factors from several starts. Slowdown by other cores is measured separately.
     """
+    one = GPU_FACTS if not pool.is_cpu else FACTS
     shared = [probe for probe in probes if probe.parallel.ranks > 1]
     lone = [probe for probe in probes if probe.parallel.ranks == 1 and not probe.beside]
     wide = [probe for probe in lone if probe.parallel.threads != 1]
     lone = [probe for probe in lone if probe not in wide]
-    start = {name: getattr(pool.device, name) for name in (*FACTS, *LINKS)}
-    crowded = _crowded(lone, [probe for probe in probes if probe.beside])
-    found = pool.model_copy(update=start | {"matmul": 1.0, "crowded": crowded, "threaded": 1.0})
-    for names, some, loss in ((FACTS, lone, error), (THREADS, wide, error), (LINKS, shared, _links_error)):
+    start = {name: getattr(pool.device, name) for name in (*one, *LINKS)}
+    if pool.is_cpu:
+        crowded = _crowded(lone, [probe for probe in probes if probe.beside])
+        start |= {"matmul": 1.0, "crowded": crowded, "threaded": 1.0}
+    found = pool.model_copy(update=start)
+    for names, some, loss in ((one, lone, error), (THREADS, wide, error), (LINKS, shared, _links_error)):
         if some:
             found = _search(found, names, partial(loss, probes=some))
     return found
@@ -197,7 +236,9 @@ def _crowded(alone: Sequence[Probe], beside: Sequence[Probe]) -> float:
 
 
 def error(pool: Pool, probes: Sequence[Probe]) -> float:
-    """Sum of squared logarithms of planned / measured time."""
+    """Sum of squared logarithms of planned / measured time; infinite for products above the peak."""
+    if not pool.is_cpu and pool.device.matmul > 1:
+        return math.inf
     return sum(math.log(planned(pool, probe) / probe.step_s) ** 2 for probe in probes)
 
 

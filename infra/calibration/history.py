@@ -1,6 +1,6 @@
-"""Measurements of a pool: calibrated facts, `{root}/pools/<pool>.json`; step times of trainings, measured and
-planned, `{root}/pools/<pool>/<trajectory>.json`; and step time, memory and effective time read from metric
-segments.
+"""Measurements of a pool: calibrated facts, `{root}/pools/<pool>.json`, with GPUs `<pool>.facts.<type>.json`;
+step times of trainings, measured and planned, `{root}/pools/<pool>/<trajectory>.json`; and step time, memory
+and effective time read from metric segments.
 """
 
 import json
@@ -118,14 +118,12 @@ def record_measurement(store: Store, pool: str, fingerprint: str, measurement: M
 
 
 def facts(root: str, pool: Pool) -> Pool:
-    """The pool with the GPUs that it finds, and with calibrated facts in place of auto. Only CPU pools are
-    calibrated. Raises ConfigError as `with_gpus` does.
+    """The pool with the GPUs that it finds, and with calibrated facts of that type of device in place of
+    auto. Raises ConfigError as `with_gpus` does.
     """
     pool = with_half(with_gpus(root, pool))
-    if not pool.is_cpu:
-        return pool
     try:
-        found = read_object(join(root, POOLS, f"{pool.name or HERE}.json"))
+        found = read_object(_facts_url(root, pool))
     except (FileNotFoundError, DamageError):
         return pool
     known = {
@@ -145,12 +143,15 @@ def with_half(pool: Pool) -> Pool:
 
 def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
     """Store a pool's calibrated facts and delete its measurements, which were relative to other facts."""
-    write_bytes(
-        join(root, POOLS, f"{pool.name or HERE}.json"), json.dumps(dict(found), sort_keys=True).encode()
-    )
+    write_bytes(_facts_url(root, pool), json.dumps(dict(found), sort_keys=True).encode())
     folder = join(root, POOLS, pool.name or HERE)
     for name in names(folder):
         remove(join(folder, name))
+
+
+def _facts_url(root: str, pool: Pool) -> str:
+    kind = "" if pool.is_cpu else f".facts.{pool.gpu}"
+    return join(root, POOLS, f"{pool.name or HERE}{kind}.json")
 
 
 def measurements(store: Store, pool: Pool) -> list[Measurement]:

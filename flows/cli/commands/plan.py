@@ -21,6 +21,8 @@ from atelier.flows.run.reasons import text_of
 from atelier.flows.run.site_rows import LinkRow
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
+from atelier.infra.launch.found_gpus import with_gpus
+from atelier.infra.launch.gpus import check_gpus
 from atelier.infra.store.store import Store
 
 MOST_REASONS = 4
@@ -57,16 +59,24 @@ def run(options: Namespace) -> int:
 
 def _calibrate(frozen: RunConfig, store: Store) -> None:
     """Measure this machine for the run's pool, in a temporary folder."""
-    if not frozen.pool.is_cpu or frozen.pool.paper:
+    pool = with_gpus(store.root, frozen.pool)
+    if pool.paper or pool.launcher != "here":
         raise ConfigError(
             "--calibrate",
-            f"measures the CPUs of this machine, but the pool's devices are {frozen.pool.gpu}",
-            "pool=cpu; plans for others are corrected by the trainings that ran there",
+            f"measures this machine, but the pool's devices are {pool.gpu} elsewhere",
+            "pool=here; plans for others are corrected by the trainings that ran there",
         )
+    check_gpus(pool)
     from atelier.infra.calibration.calibrate import calibrate  # numpy: plans do without
 
     with tempfile.TemporaryDirectory(prefix="atelier-") as scratch:
-        pool = calibrate(store.root, frozen.pool, num_cores(), Path(scratch), say)
+        pool = calibrate(store.root, pool, num_cores(), Path(scratch), say)
+    if not pool.is_cpu:
+        say(
+            f"a GPU: {pool.device.matmul:.0%} of {float(pool.device.peak_tflops):.0f} TFLOP/s in products, "
+            f"{float(pool.device.memory_gbps):.0f} GB/s, {pool.device.launch_us:.1f} us a kernel"
+        )
+        return
     say(
         f"a core: {float(pool.device.peak_tflops):.3f} TFLOP/s, {float(pool.device.memory_gbps):.1f} GB/s, "
         f"{pool.device.launch_us:.0f} us a kernel, {pool.device.crowded:.0%} of its speed beside others; "

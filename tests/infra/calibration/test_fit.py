@@ -12,6 +12,8 @@ from atelier.infra.calibration.calibrate import (
     SENT_SHAPES,
     SHAPES,
     Probe,
+    _on_gpus,
+    _probe_of,
     error,
     fit,
     planned,
@@ -37,6 +39,21 @@ def test_facts_are_found_again_from_the_steps_that_follow_from_them() -> None:
     assert planned(found, other) == pytest.approx(true_s(other), rel=0.05)
 
 
+def test_a_gpu_keeps_its_vendors_peak_and_gets_the_share_that_products_reach() -> None:
+    vendors = Pool(gpu="h200", gpus=2, gpus_per_node=2)
+    true = vendors.model_copy(update={"matmul": 0.55, "memory_gbps": 3600.0, "launch_us": 6.0})
+    probes = [_probe_of(true, shape, layout) for _, layout, shapes, _ in _on_gpus(2) for shape in shapes]
+    probes = [replace(one, step_s=planned(true, one)) for one in probes]
+    assert {one.parallel.ranks for one in probes} == {1, 2} and {one.parallel.device for one in probes} == {
+        "cuda"
+    }
+    found = fit(vendors, probes)
+    assert error(found, probes) < 1e-3 and found.device.matmul == pytest.approx(0.55, rel=0.1)
+    assert found.device.peak_tflops == vendors.device.peak_tflops
+    fast = [replace(one, step_s=one.step_s / 10) for one in probes]
+    assert fit(vendors, fast).device.matmul <= 1
+
+
 @pytest.mark.slow
 def test_what_a_core_loses_beside_others_is_not_taken_for_what_threads_lose() -> None:
     alone = [probe(name, ALONE, *shape) for name, shape in SHAPES.items()]
@@ -58,6 +75,14 @@ def test_links_are_never_faster_than_memory_however_short_the_steps_of_two_ranks
     ]
     found = fit(Pool(), probes)
     assert isinstance(found.node_gbps, float) and found.node_gbps <= found.device.memory_gbps
+
+
+def test_facts_are_those_of_the_type_of_gpu_that_was_measured(tmp_path) -> None:
+    mine, other = Pool(gpu="h200", gpus=1), Pool(gpu="h100", gpus=1)
+    keep_facts(str(tmp_path), mine, {"matmul": 0.5})
+    assert facts(str(tmp_path), mine).device.matmul == 0.5
+    assert facts(str(tmp_path), other).device.matmul == other.device.matmul != 0.5
+    assert facts(str(tmp_path), Pool(half=True)) == Pool(half=True)
 
 
 def test_kept_facts_fill_in_what_is_auto_and_what_was_learned_beside_others_is_forgotten(tmp_path) -> None:

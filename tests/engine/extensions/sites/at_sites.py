@@ -121,7 +121,7 @@ def killed_until_they_end(
 
 
 def _wait(folder: Path, files: int, most_s: float) -> None:
-    """Until so many more files lie below the folder; on a fast machine a training ends sooner than in `most_s`."""
+    """Until so many more files lie below the folder, or for `most_s`, in which a fast training has ended."""
     until, files = time.monotonic() + most_s, files + _count(folder)
     while time.monotonic() < until and _count(folder) < files:
         time.sleep(0.005)
