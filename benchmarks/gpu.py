@@ -1,9 +1,17 @@
-"""The engine on one GPU, in bf16 with compiled blocks and models of 125 M and 1 B parameters: tokens a
-second, MFU against the matmul peak measured here, and whether a resumed run ends with the same bits.
+"""The engine on GPUs, in parts of at most eight minutes. JSON is printed, and kept in results/gpu_PART.json.
 
-python benchmarks/gpu.py [--models 125m 1b] [--precision bf16] [--steps 30] [--device cuda]
+python benchmarks/gpu.py PART [--models 125m 1b] [--precision bf16] [--gpus 1] [--steps 30]
 
---device cpu --models tiny tests the script itself. Everything runs in one process; JSON is printed and kept.
+speed       MFU, seconds of a step and memory beside the plan, of models of 125 M, 1 B, 3 B parameters; with
+            --gpus 8 sharded (FSDP2), also of 8 B
+repeat      whether equal runs and resumed runs have equal bits, with and without parallel.deterministic, and
+            what it costs
+students    a teacher with two students beside the teacher alone: seconds of a step, and FLOPs
+experts     one layer with 8, 64, 256 experts, its two ways beside a loop over experts
+checkpoint  how long steps stand still for a checkpoint
+
+`--device cpu --tiny` tries a part on CPUs. Only the engine's own libraries are used. `atelier plan pretrain
+--calibrate` fits the plan to the GPUs; speed shows how far the plan is from what was measured without that.
 """
 
 import argparse
@@ -12,21 +20,31 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
+import moe
 import torch
 from machine import keep, use_own_code
 
+from atelier.engine.config.device import DEVICES, is_device
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
-from tests.engine.trainings import TrainingSetup, role, tokens, train
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.model.moe import MoE
+from atelier.engine.plan.estimate import estimate
+from tests.engine.trainings import TrainingSetup, role, student, tokens, train
 
 VOCAB = 32768
-MODELS: dict[str, tuple[GPT, dict[str, int]]] = {
+Batch = dict[str, int]
+MODELS: dict[str, tuple[GPT, Batch]] = {
     "tiny": (GPT(num_layers=2, hidden=64, num_heads=2, vocab=512), {"sequence": 64, "global_batch": 4}),
     "125m": (
         GPT(num_layers=12, hidden=768, num_heads=12, vocab=VOCAB),
@@ -36,14 +54,46 @@ MODELS: dict[str, tuple[GPT, dict[str, int]]] = {
         GPT(num_layers=18, hidden=2048, num_heads=16, vocab=VOCAB),
         {"sequence": 2048, "global_batch": 16, "micro_batch": 8},
     ),
+    "3b": (
+        GPT(num_layers=28, hidden=3072, num_heads=24, vocab=VOCAB),
+        {"sequence": 2048, "global_batch": 8, "micro_batch": 4},
+    ),
+    "8b": (
+        GPT(num_layers=32, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=VOCAB),
+        {"sequence": 2048, "global_batch": 16, "micro_batch": 2},
+    ),
 }
 WARM_UP = 8  # steps that are not counted: compiling, caches, clocks
+NEVER = 10**6
 
 use_own_code()
 
 
-def matmul_peak(device: torch.device, size: int) -> float:
+@dataclass(frozen=True)
+class Asked:
+    """The options of a part."""
+
+    models: list[str]
+    precision: str
+    gpus: int
+    steps: int
+    device: torch.device
+    folder: Path
+
+    def layout(self, **more: Any) -> Parallel:
+        usual: dict[str, Any] = {"shard": self.gpus, "compile": "block", "device": "cuda"}
+        on_cpus: dict[str, Any] = {"threads": 1, "compile": "none", "device": "cpu"}
+        return Parallel(**(usual | (on_cpus if self.device.type == "cpu" else {}) | more))
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def matmul_peak(device: torch.device) -> float:
     """FLOP/s of bf16 matrix products, the best of several rounds."""
+    size = 8192 if device.type == "cuda" else 256
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     best = 0.0
     for _ in range(6):
@@ -56,96 +106,195 @@ def matmul_peak(device: torch.device, size: int) -> float:
     return best
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def setup(folder: Path, vocab: int) -> TrainingSetup:
+    folder.mkdir(parents=True)
+    made = TrainingSetup(folder, {"tokens": ""})
+    made.inputs = {"tokens": tokens(folder / "random", num_tokens=2_000_000, vocab=vocab)}
+    return made
 
 
-def trained(training_setup: TrainingSetup, name: str, steps: int, options: argparse.Namespace) -> None:
-    """`steps` steps of a model in a process of its own, from its newest checkpoint if it has one."""
+def trained(
+    made: TrainingSetup, roles: dict[str, Role], how: Any, layout: Parallel
+) -> list[dict[str, float]]:
+    """Train in processes of their own, from the newest checkpoint if there is one; the timings of all steps
+    of the first role.
+    """
+    run = made.run_file(made.training(roles, how), layout=layout)
+    processes = made.processes(run, world=layout.ranks)
+    for process in processes:
+        out, errors = process.communicate(timeout=3600)
+        if process.returncode:
+            raise SystemExit(f"a training failed: {out[-500:]}{errors[-2000:]}")
+    segments = sorted((made.folder / "trajectory" / next(iter(roles)) / "metrics").glob("*.jsonl"))
+    lines = [json.loads(line) for path in segments for line in path.read_text().splitlines()]
+    return [line["timing"] for line in lines]
+
+
+def usual(timings: list[dict[str, float]], key: str = "step_s") -> float:
+    """The median over the steps after the first ones."""
+    counted = timings[min(WARM_UP, len(timings) // 2) :]
+    return statistics.median(timing[key] for timing in counted)
+
+
+def how_of(asked: Asked, batch: Batch, steps: int, **more: Any) -> Any:
+    defaults = {"checkpoint_every": NEVER, "eval_every": NEVER, "keep": 0, "micro_batch": "auto"}
+    return train(steps, precision=asked.precision, **(defaults | batch | more))
+
+
+def speed(asked: Asked) -> dict[str, Any]:
+    peak, found = matmul_peak(asked.device), {}
+    for name in asked.models:
+        model, batch = MODELS[name]
+        shape, layout = role(shape=model, lr=3e-4), asked.layout()
+        how = how_of(asked, batch, asked.steps)
+        timings = trained(setup(asked.folder / name, model.tokens), {name: shape}, how, layout)
+        rate = usual(timings, "tokens_per_s")
+        memory_gb = max(timing["memory_gb"] for timing in timings)
+        found[name] = {
+            "params": model.num_params(),
+            "tokens_per_s": round(rate),
+            "step_ms": round(1e3 * usual(timings), 2),
+            "mfu_of_measured_peak": round(
+                rate * model.flops_per_token(batch["sequence"]) / peak / asked.gpus, 4
+            ),
+            "memory_gb": round(memory_gb, 2),
+            "data_wait_ms": round(1e3 * usual(timings, "data_wait_s"), 3),
+        }
+        if (pool := pool_of(asked)) is not None:
+            planned = estimate(shape, how, layout, pool, model.tokens)
+            found[name] |= {
+                "planned step_ms": round(1e3 * planned.step_s, 2),
+                "planned memory_gb": round(planned.memory_gb, 2),
+            }
+    return {"measured_peak_tflops": round(peak / 1e12, 2)} | found
+
+
+def pool_of(asked: Asked) -> Pool | None:
+    """A pool of these GPUs; None for devices without figures."""
+    if asked.device.type == "cpu":
+        return Pool(half=True)
+    name = torch.cuda.get_device_name(asked.device)
+    kind = next((known for known in DEVICES if is_device(known, name)), None)
+    return None if kind is None else Pool(gpu=kind, gpus=asked.gpus, gpus_per_node=asked.gpus)
+
+
+def repeat(asked: Asked) -> dict[str, Any]:
+    """Each way twice at once, and once in two halves."""
+    [name, *_], found = asked.models, {}
     model, batch = MODELS[name]
-    how = train(
-        steps,
-        precision=options.precision,
-        checkpoint_every=10**6,
-        eval_every=10**6,
-        **({"micro_batch": "auto"} | batch),
-    )
-    layout = Parallel(shard=1, threads="auto", compile="block", device=options.device)
-    (process,) = training_setup.processes(
-        training_setup.run_file(
-            training_setup.training({name: role(shape=model, lr=3e-4)}, how), layout=layout
-        )
-    )
-    out, errors = process.communicate(timeout=3600)
-    if process.returncode:
-        raise SystemExit(f"{name}: {out[-500:]}{errors[-2000:]}")
+    for is_on in (False, True):
+        weights, seconds = {}, []
+        for case, ends in {"once": [16], "again": [16], "resumed": [8, 16]}.items():
+            made = setup(asked.folder / f"{is_on}-{case}", model.tokens)
+            for end in ends:
+                how = how_of(asked, batch, end)
+                timings = trained(made, {name: role(shape=model)}, how, asked.layout(deterministic=is_on))
+            weights[case] = made.weights(name)
+            seconds.append(usual(timings))
+        found["deterministic" if is_on else "default"] = {
+            "equal again": weights["once"] == weights["again"],
+            "equal resumed": weights["once"] == weights["resumed"],
+            "step_ms": round(1e3 * statistics.median(seconds), 2),
+        }
+    ways = found["deterministic"]["step_ms"], found["default"]["step_ms"]
+    return {name: found, "cost": round(ways[0] / ways[1], 4)}
 
 
-def speed(folder: Path, name: str, peak: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Medians over the steps after the first ones."""
+def students(asked: Asked) -> dict[str, Any]:
+    [name, *_] = asked.models
     model, batch = MODELS[name]
-    training_setup = made(folder, model)
-    trained(training_setup, name, options.steps, options)
-    lines = [
-        json.loads(line)
-        for path in sorted((folder / "trajectory" / name / "metrics").glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    timings = [line["timing"] for line in lines if line["step"] > WARM_UP]
-    rate = statistics.median(each["tokens_per_s"] for each in timings)
-    return {
-        "params": model.num_params(),
-        "tokens_per_s": round(rate),
-        "step_ms": round(1e3 * statistics.median(each["step_s"] for each in timings), 2),
-        "mfu_of_measured_peak": round(rate * model.flops_per_token(batch["sequence"]) / peak, 4),
-        "memory_gb": round(max(each["memory_gb"] for each in timings), 2),
-        "data_wait_ms": round(1e3 * statistics.median(each["data_wait_s"] for each in timings), 3),
-        "loss": [lines[0]["values"]["loss"], lines[-1]["values"]["loss"]],
+    small = model.model_copy(update={"num_layers": max(1, model.num_layers // 2)})
+    tiny = model.model_copy(update={"num_layers": max(1, model.num_layers // 4)})
+    teacher = {"teacher": role(shape=model, lr=3e-4)}
+    two = {"a": student(shape=small), "b": student(shape=tiny)}
+    how, found = how_of(asked, batch, asked.steps), {}
+    for case, roles in {"alone": teacher, "with two": teacher | two}.items():
+        timings = trained(setup(asked.folder / case, model.tokens), roles, how, asked.layout())
+        found[case] = {
+            "step_ms": round(1e3 * usual(timings), 2),
+            "memory_gb": round(max(timing["memory_gb"] for timing in timings), 2),
+        }
+    flops = [each.flops_per_token(batch["sequence"]) for each in (model, small, tiny)]
+    return {name: found} | {
+        "time with two / alone": round(found["with two"]["step_ms"] / found["alone"]["step_ms"], 3),
+        "flops with two / alone": round(sum(flops) / flops[0], 3),
     }
 
 
-def resumes_exactly(folder: Path, name: str, options: argparse.Namespace) -> bool:
-    """Eight steps at once, and four and four: the same weights to the bit."""
-    weights = []
-    for parts in ((8,), (4, 8)):
-        training_setup = made(folder / f"{len(parts)}", MODELS[name][0])
-        for steps in parts:
-            trained(training_setup, name, steps, options)
-        weights.append(training_setup.weights(name))
-    return weights[0] == weights[1]
+def experts(asked: Asked) -> dict[str, Any]:
+    """As benchmarks/moe.py, without peers; `loop` and `grouped` are this engine's two ways."""
+    found: dict[str, Any] = {}
+    moe.TOKENS = moe.TOKENS if asked.device.type == "cuda" else 64
+    for number in moe.CASES if asked.device.type == "cuda" else (8,):
+        torch.manual_seed(number)
+        ways, _ = moe.layers(number, has_peers=False)
+        mine = ways.pop("atelier")
+        assert isinstance(mine, MoE)
+        mine = mine.to(asked.device)
+        x_BTD = moe.tokens_for(mine, skew=0.0)
+        timed = partial(
+            moe.timed, x_BTD=x_BTD, rounds=max(3, asked.steps // 2), wait=partial(wait, asked.device)
+        )
+        seconds = timed({"loop that gathers and adds": ways["loop"].to(asked.device)})
+        for way in ("loop", "grouped"):
+            mine.experts.products = way
+            seconds |= timed({way: mine})
+        found[f"{number} experts"] = {way: one["seconds"] for way, one in seconds.items()}
+    return {"tokens": moe.TOKENS, "hidden": moe.HIDDEN, "seconds forward and backward": found}
 
 
-def made(folder: Path, model: GPT) -> TrainingSetup:
-    folder.mkdir(parents=True)
-    training_setup = TrainingSetup(folder)
-    training_setup.inputs = {"tokens": tokens(folder / "random", num_tokens=2_000_000, vocab=model.tokens)}
-    return training_setup
+def checkpoint(asked: Asked) -> dict[str, Any]:
+    """A checkpoint every fifth step beside none."""
+    [name, *_], found = asked.models, {}
+    model, batch = MODELS[name]
+    for case, every in {"none": NEVER, "each fifth step": 5}.items():
+        how = how_of(asked, batch, asked.steps, checkpoint_every=every, keep=1)
+        made = setup(asked.folder / case, model.tokens)
+        timings = trained(made, {name: role(shape=model)}, how, asked.layout())
+        found[case] = sum(timing["step_s"] + timing["checkpoint_stall_s"] for timing in timings[WARM_UP:])
+    more = found["each fifth step"] - found["none"]
+    saved = len(range(WARM_UP, asked.steps, 5))
+    return {
+        name: {"state_gb": round(12 * model.num_params() / 1e9, 2)},
+        "seconds": {case: round(each, 3) for case, each in found.items()},
+        "seconds a checkpoint": round(more / max(1, saved), 4),
+        "share": round(more / found["none"], 4),
+    }
+
+
+PARTS: dict[str, Callable[[Asked], dict[str, Any]]] = {
+    "speed": speed, "repeat": repeat, "students": students, "experts": experts, "checkpoint": checkpoint
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--models", nargs="+", default=["125m", "1b"], choices=list(MODELS))
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp8", "fp32"])
+    parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("gpu.py: torch sees no GPU here; --device cpu --models tiny tries the script itself")
-    device = torch.device(options.device)
-    peak = matmul_peak(device, 8192 if device.type == "cuda" else 1024)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model: tries the part, shows nothing")
+    chosen = parser.parse_args()
+    if chosen.device == "cuda" and torch.cuda.device_count() < chosen.gpus:
+        there = torch.cuda.device_count()
+        raise SystemExit(f"gpu.py: torch sees {there} GPUs here; --device cpu --tiny tries a part on CPUs")
+    device = torch.device(chosen.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    numbers: dict[str, Any] = {
-        "device": name, "precision": options.precision, "measured_peak_tflops": round(peak / 1e12, 2)
-    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        for model in options.models:
-            numbers[model] = speed(Path(folder) / model, model, peak, options)
-        first = options.models[0]
-        numbers["resume_exact"] = {first: resumes_exactly(Path(folder) / "resume", first, options)}
-    keep("gpu" if device.type == "cuda" else "gpu-tried-on-cpu", numbers)
+        asked = Asked(
+            ["tiny"] if chosen.tiny else chosen.models, chosen.precision, chosen.gpus, chosen.steps, device,
+            Path(folder),
+        )  # fmt: skip
+        numbers = PARTS[chosen.part](asked)
+    keep(
+        f"gpu_{chosen.part}",
+        {"device": name, "gpus": chosen.gpus, "precision": chosen.precision} | numbers,
+        is_trial=chosen.tiny or device.type == "cpu",
+    )
 
 
 if __name__ == "__main__":

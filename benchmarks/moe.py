@@ -108,7 +108,7 @@ def layers(number: int, *, has_peers: bool) -> tuple[dict[str, nn.Module], dict[
 
 def tokens_for(mine: MoE, *, skew: float) -> Tensor:
     """[1, N, D] tokens that lean to the first experts: the busiest has about a fifth of 64 at skew 1."""
-    x_ND = torch.randn(TOKENS, HIDDEN)
+    x_ND = torch.randn(TOKENS, HIDDEN).to(router_of(mine).device)
     if skew:
         router_XD = router_of(mine)
         liked_X = -torch.arange(1, mine.num_experts + 1).float().log() * skew
@@ -129,7 +129,10 @@ def passed(layer: nn.Module, x_BTD: Tensor) -> Tensor:
     return y_BTD.detach()
 
 
-def timed(ways: dict[str, nn.Module], x_BTD: Tensor, rounds: int) -> dict[str, dict[str, float]]:
+def timed(
+    ways: dict[str, nn.Module], x_BTD: Tensor, rounds: int, wait: Callable[[], None] = lambda: None
+) -> dict[str, dict[str, float]]:
+    """`wait`: for what the device still computes."""
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     order = list(ways)
     for _ in range(rounds):
@@ -138,6 +141,7 @@ def timed(ways: dict[str, nn.Module], x_BTD: Tensor, rounds: int) -> dict[str, d
                 continue
             began, worked = time.perf_counter(), time.process_time()
             passed(ways[name], x_BTD)
+            wait()
             seconds[name].append((time.perf_counter() - began, time.process_time() - worked))
         order = order[1:] + order[:1]
     return {

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -263,7 +263,7 @@ def use_deterministic_kernels() -> None:
     """
     os.environ.setdefault(CUBLAS_WORKSPACE, WORKSPACES)  # read when a process first uses cuBLAS
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+    cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
 
 
 def num_threads(layout: Parallel, world: int) -> int:

@@ -1,8 +1,9 @@
 """Resolution of `auto` numbers in a layout; compiled blocks compute the same training."""
 
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from atelier.engine.loop.build import auto_micro_batch
 from atelier.engine.parallel.compute import WORTH_COMPILING, compile_mode
 from atelier.engine.parallel.gang import num_threads, start_gang
 from atelier.engine.plan.expert_checks import rows_together
-from tests.engine.trainings import ONE, TrainingSetup, role, student, train
+from tests.engine.trainings import ONE, TrainingSetup, laid_out, role, student, train
 
 CPU = torch.device("cpu")
 
@@ -121,3 +122,21 @@ def test_a_compiled_teacher_ends_with_the_same_bits_with_and_without_students(tm
     apart(gang, gang.training({"teacher": role(), "a": student(), "b": student(24, gate=0.02, start=3)}, how))
     assert alone.weights("teacher") == gang.weights("teacher")
     assert alone.curve("teacher") == gang.curve("teacher")
+
+
+def test_deterministic_ranks_use_no_kernel_whose_results_depend_on_timing_and_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    usual, strict = TrainingSetup(tmp_path / "usual"), TrainingSetup(tmp_path / "strict")
+    usual.train(usual.training({"teacher": role()}, train()))
+    try:
+        strict.train(strict.training({"teacher": role()}, train()), layout=laid_out(deterministic=True))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        with pytest.raises(RuntimeError, match="put_"):  # has no such kernel
+            torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        cast(Any, torch.utils.deterministic).fill_uninitialized_memory = True
+    assert usual.weights("teacher") == strict.weights("teacher")
