@@ -50,7 +50,8 @@ class Pool(Spec):
     )
     tasks: dict[str, str] = Field(
         default={},
-        description="tasks that other pools of conf/pool run, such as {train: gpu, score: local}",
+        description="tasks that other pools of conf/pool run, such as {train: gpu, score: local};"
+        " in a form one line each, such as train=gpu",
     )
     paper: bool = Field(default=False, description="for plans only: nothing runs on it")
     gpu: str = Field(

@@ -70,7 +70,7 @@ MOST_BASIC = 10
 FIRST_LOOK = "tiny"  # the experiment chosen by default
 KEYS = (  # the keys changed most; `*` is any name; a flow's form has those in its configuration
     "name", "init", "models", "checkpoints", "evals", "pose.draws", "pose.data", "examine.precision",
-    "source", "pool.queue", "chats.source", "data.source", "data.field",
+    "source", "pool.queue", "pool.tasks", "chats.source", "data.source", "data.field",
     "train.steps", "train.global_batch", "train.sequence", "train.precision", "train.seed",
     "train.checkpoint_every", "parallel.shard", "parallel.replicate", "parallel.tensor",
     "parallel.pipeline", "parallel.context", "parallel.expert", "optim.lr", "roles.*.optim.lr",
@@ -83,7 +83,13 @@ SECTIONS = (  # of a form, in order; others follow in the flow's order
     "train", "model", "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "tune",
     "finetune", "score", "evals", "pose", "examine",
 )  # fmt: skip
-RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # after all sections
+RARE = (
+    "train.precision",
+    "train.checkpoint_every",
+    "parallel",
+    "pool.queue",
+    "pool.tasks",
+)  # after all sections
 BOUNDS = {  # JSON schema's name: pydantic's name, words, test
     "minimum": ("ge", "at least", operator.ge),
     "maximum": ("le", "at most", operator.le),
@@ -92,6 +98,7 @@ BOUNDS = {  # JSON schema's name: pydantic's name, words, test
 }
 KEPT = ("type", "enum", "items", "pattern", *BOUNDS)
 PAPER = re.compile(r"to plan, not to run|\(\d{4}\.\d{4,5}\b|on paper")
+NAMED = r"^[A-Za-z0-9_.-]+=[A-Za-z0-9_.-]+$"  # an item of a mapping
 OVERRIDES: FieldSchema = {
     "type": "array",
     "items": {"type": "string"},
@@ -115,11 +122,17 @@ SWEEP: FieldSchema = {
 
 @dataclass(frozen=True)
 class Field:
-    """A field of the form. `key`: the command line's key; '' for fields that are not overrides."""
+    """A field of the form. `key`: the command line's key; '' for fields that are not overrides. A mapping is
+    a list of texts NAME=VALUE.
+    """
 
     title: str
     schema: FieldSchema
     key: str = ""
+
+    @property
+    def is_mapping(self) -> bool:
+        return self.schema.get("pattern") == NAMED
 
     @property
     def name(self) -> str:
@@ -253,6 +266,8 @@ def _schema(place: FieldPlace, others: Mapping[str, Given]) -> FieldSchema:
     arms = [arm for arm in known.get("anyOf", ()) if "const" not in arm]
     arm = next((arm for arm in arms if arm["type"] == "number"), arms[0] if arms else {})
     plain = {key: value for key, value in {**known, **arm}.items() if key in KEPT}
+    if plain.get("type") == "object":
+        plain = {"type": "array", "items": {"type": "string"}, "pattern": NAMED}
     for item in place.metadata:  # pydantic's schema of a union has no bounds
         plain |= {key: getattr(item, mark) for key, (mark, _, _) in BOUNDS.items() if hasattr(item, mark)}
     now = place.value

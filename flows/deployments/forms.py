@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from atelier.engine.config.base import Json, JsonObject
@@ -171,11 +172,21 @@ def _way_out(value: Json, schema: FieldSchema) -> str:
 
 def _word(field: Field, value: Json) -> str:
     if isinstance(value, list | tuple):
-        texts = [_text(field, str(text)) for text in value if not _is_blank(text)]
+        given = [str(text) for text in value if not _is_blank(text)]
+        if field.is_mapping:
+            return f"{field.key}={{{','.join(_items(field, given))}}}"
+        texts = [_text(field, text) for text in given]
         return f"{field.key}=[{','.join(texts)}]"
     if isinstance(value, bool):
         return f"{field.key}={str(value).lower()}"
     return f"{field.key}={_text(field, value) if isinstance(value, str) else repr(value)}"
+
+
+def _items(field: Field, given: Sequence[str]) -> list[str]:
+    pairs = [text.partition("=") for text in given]
+    if twice := {name for name, count in Counter(name for name, _, _ in pairs).items() if count > 1}:
+        raise ConfigError(field.title, f"names {', '.join(sorted(twice))} twice", "give each once")
+    return [f"{name}: {value}" for name, _, value in pairs]
 
 
 def _text(field: Field, text: str) -> str:

@@ -49,8 +49,8 @@ def test_the_five_commands_of_the_page_train_on_the_gpus(with_gpus: Served) -> N
     done = with_gpus.atelier(*run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert models(with_gpus)[0]["provenance"]["layouts"][0]["shard"] == 2
-    form = {"experiment": "tiny", "pool": "local", "train_seed": 5}
-    more = ["parallel.shard=auto", "tracker=none", "train.steps=200", "pool.tasks={train: gpu}"]
+    form = {"experiment": "tiny", "pool": "local", "train_seed": 5, "pool_tasks": ["train=gpu"]}
+    more = ["parallel.shard=auto", "tracker=none", "train.steps=200"]
     parent = with_gpus.submit("pretrain", **form, overrides=more)
     wait_for(lambda: ranks_of_train(with_gpus), 240, "the ranks of a training from the page")
     asked = {"type": "CANCELLING", "name": "Cancelling"}

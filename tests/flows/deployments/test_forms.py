@@ -80,6 +80,8 @@ def some_value(schema: dict[str, Any]) -> Any:
     """A value that is not the configuration's, for each kind of field."""
     if "enum" in schema:
         return next(name for name in schema["enum"] if name != "auto")  # which wants an init
+    if "=" in schema.get("pattern", ""):
+        return ["train=cpu", "score=local"]
     if schema["type"] == "integer":
         return max(16, schema.get("minimum", 0)) * 2
     return {"number": 0.25, "string": "mine", "array": ["one", "two"], "boolean": True}[schema["type"]]
@@ -98,6 +100,8 @@ def filled(flow: str) -> dict[str, Any]:
 def written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list) and "=" in str(value):
+        return f"{{{','.join(each.replace('=', ': ') for each in value)}}}"
     listed = [repr(each) if "@" in each else each for each in value] if isinstance(value, list) else None
     text = str(value) if listed is None else f"[{','.join(listed)}]"
     return f"'{text}'" if text.startswith("/") else text
@@ -232,7 +236,7 @@ def test_a_filled_form_is_the_command_line(flow: str) -> None:
     assert from_form.document == compose(flow, words).document
     for name, value in parameters.items():
         title = fields[name]["title"]
-        if "." in title and "@" not in title and not title.endswith((".start", ".queue")):
+        if "." in title and "@" not in title and not title.endswith((".start", ".queue", "pool.tasks")):
             found: Any = from_form.document
             for part in title.split("."):
                 found = found[part]
@@ -277,7 +281,7 @@ def test_boxes_stand_by_section_each_role_by_itself_and_rare_ones_last(flow: str
     group: Any = form(flow)["properties"]["advanced"]
     places = [one["title"].partition("@")[2] or one["title"] for one in group["properties"].values()]
     assert places[-3:] == ["overrides", "code", "sweep"]
-    rare = ("pool.queue", "train.precision", "train.checkpoint_every", "parallel.")
+    rare = ("pool.queue", "pool.tasks", "train.precision", "train.checkpoint_every", "parallel.")
     is_rare = [place.startswith(rare) for place in places[:-3]]
     assert is_rare == sorted(is_rare)
     common = [place for place in places[:-3] if not place.startswith(rare)]
@@ -397,3 +401,12 @@ def test_the_command_on_a_flow_s_page_can_be_planned(flow: str) -> None:
 def test_prefect_s_own_command_deploys_every_flow() -> None:
     entries = re.findall(r"entry\.py:(\w+)", (PROJECT / "prefect.yaml").read_text())
     assert sorted({*entries} - {"work"}) == sorted(FLOWS)
+
+
+def test_tasks_are_given_their_pools_in_a_form() -> None:
+    words = to_overrides("pretrain", {"experiment": "tiny", "pool_tasks": ["train=cpu", "", "score=local"]})
+    assert words == ["experiment=tiny", "pool.tasks={train: cpu,score: local}"]
+    assert {*compose("pretrain", words, from_form=True).task_pools} == {"train", "score"}
+    assert "names train twice" in refusal("pretrain", {"pool_tasks": ["train=cpu", "train=local"]})
+    for hostile in ("train", "train=a b", "train=${oc.env:HOME}", "train={x: y}", "train=cpu,score: gpu"):
+        assert "must match" in refusal("pretrain", {"pool_tasks": [hostile]})
