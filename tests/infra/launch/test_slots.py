@@ -1,6 +1,5 @@
 """Slots shared by all processes of a machine: never more than there are, none lost, none starved."""
 
-import fcntl
 import random
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.pool import Pool
+from atelier.infra.launch.locks import holder
 from atelier.infra.launch.slots import Slots, num_slots
 
 HOLDER = """
@@ -72,18 +72,14 @@ def holders() -> Iterator[Callable[[int, Path, int], Holder]]:
         return made[-1]
 
     yield make
-    for holder in made:
-        if holder.process.returncode is None:
-            holder.kill()
+    for one in made:
+        if one.process.returncode is None:
+            one.kill()
 
 
 def is_taken(folder: Path, name: str) -> bool:
-    with open(folder / name, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        return False
+    """Whether somebody holds the lock. To try it would take it, and a claim in that moment another one."""
+    return (folder / name).exists() and holder(folder / name) is not None
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
