@@ -10,7 +10,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from atelier.engine.config.generation import Sampling
 from atelier.engine.data.tokens import Windows
 from atelier.engine.inference.opened import read_generator
 from atelier.engine.model.moe import ExpertWeights
-from atelier.engine.tier.policy import POLICIES
+from atelier.engine.tier.policy import POLICIES, LeastOftenUsed, Policy
 
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of all experts, in the cache
 SEQUENCE, ROWS, TOKENS = 256, 24, 400
@@ -69,8 +69,8 @@ def traces(store: Path) -> tuple[int, dict[str, list[int]]]:
     return slots, found
 
 
-def misses(trace: Sequence[int], size: int, policy: str) -> int:
-    rule, there, count = POLICIES[policy](), set[int](), 0
+def misses(trace: Sequence[int], size: int, policy: Callable[[], Policy]) -> int:
+    rule, there, count = policy(), set[int](), 0
     for slot in trace:
         if slot not in there:
             count += 1
@@ -81,6 +81,18 @@ def misses(trace: Sequence[int], size: int, policy: str) -> int:
             there.add(slot)
         rule.used(slot)
     return count
+
+
+def swept(trace: Sequence[int], size: int) -> dict[str, int]:
+    """Misses of SE-MoE's rule (2205.10034, algorithm 2) with other parameters."""
+    return {
+        f"threshold {threshold}, decay {decay}, every {every}": misses(
+            trace, size, partial(LeastOftenUsed, threshold, decay, every)
+        )
+        for threshold in (0, 2, 8)
+        for decay in (0.1, 0.5, 0.9)
+        for every in (30, 100, 300, 1000)
+    }
 
 
 def fewest(trace: Sequence[int], size: int) -> int:
@@ -147,8 +159,9 @@ def main() -> None:
             numbers[name][f"{size} in memory"] = {"fewest": least} | {
                 policy: f"{count} (+{100 * (count - least) / least:.0f} %)"
                 for policy in POLICIES
-                for count in [misses(trace, size, policy)]
+                for count in [misses(trace, size, POLICIES[policy])]
             }
+        numbers[name]["lfu"] = swept(trace, int(slots / 2))
     numbers["tokens/s of generation in"] = decoding(store)
     keep("cache", numbers, is_trial=chosen.steps < 240)
 

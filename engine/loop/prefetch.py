@@ -74,7 +74,7 @@ class Prefetcher:
         if clock + 1 < self._last and (places := self._samples(clock + 1)) is not None:
             self._ahead = (clock + 1, self._thread.submit(self._make, clock + 1, places))
         batches = [
-            {name: tensor.to(self._grid.gang.device) for name, tensor in batch.items()}
+            {name: tensor.to(self._grid.gang.device, non_blocking=True) for name, tensor in batch.items()}
             for batch in data.batches
         ]
         return StepData(batches, data.counts, time.perf_counter() - begin)
@@ -110,6 +110,8 @@ class Prefetcher:
                 tensors_of(blend.rows(part)) | {"samples_B": torch.from_numpy(part)}
                 for part in np.split(own, len(own) // size)
             ]
+        if self._grid.gang.device.type == "cuda":  # copies from pinned memory run beside computation
+            batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]
         return StepData(batches, count(batches if self._grid.counts_samples else [], self._num_parts))
 
 

@@ -166,8 +166,6 @@ class Setting:
         tier = off_device(self.role.model, train, parallel, device)
         if tier is not None:
             seconds = replace(seconds, disk=tier.exposed(seconds.total))
-        if tier is not None and not self.pool.is_cpu:  # buffers are in the host's memory
-            tier = replace(tier, host=0.0)
         memory = peak_memory(model_shape, computed, parallel, machine, tier)
         tokens = train.global_batch * train.sequence
         samples_share, rows_share = ramp_shares(parallel, train)

@@ -1,6 +1,6 @@
 """Policies that choose which state leaves a full cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -95,6 +95,6 @@ class FarthestOnWay:
         return last if self.is_back == bool(passed) else first
 
 
-POLICIES = {
+POLICIES: dict[str, Callable[[], Policy]] = {
     "lfu": LeastOftenUsed, "lru": LeastRecentlyUsed, "static": FirstStay, "order": FarthestOnWay,
 }  # fmt: skip

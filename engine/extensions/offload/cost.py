@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atelier.engine.config.device import Device
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
@@ -77,13 +78,17 @@ class TierCost(OffDevice):
 def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device) -> TierCost | None:
     """The cost of a role's experts on disk; None if there are none. A pass over all experts finds some in
     buffers and loads the others: weights forward and back per micro-batch, gradients for adding and for the
-    optimiser's step, moments for that step.
+    optimiser's step, moments for that step. Raises ConfigError on GPUs, as a training does.
     """
     tiers = Tiers.of(parallel)
     if tiers is None or tiers.experts == "device":
         return None
     if not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return None
+    if device.stack != "cpu":
+        raise ConfigError(
+            "parallel.tiers.experts", "disk is not supported on GPUs", "experts=device, or pool=cpu"
+        )
     axes = parallel.axes
     mixtures = -(-len(spec.mixtures) // parallel.pipeline)
     slots = mixtures * spec.num_experts // axes.expert
@@ -93,7 +98,7 @@ def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device
     rows = micro_batch(train, parallel)
     num_micro = max(1, train.global_batch // axes.data // rows)
     tokens = rows * axes.expert * train.sequence  # tokens for a rank's experts per micro-batch
-    met = 1 - (1 - min(1.0, spec.experts_per_token / spec.num_experts)) ** tokens
+    met = share_met(spec, tokens)
     weights, gradients, moments = (met * (slots - size) * each for size in rooms)  # bytes per pass
     speed = device.disk_gbps * 1e9
     read = 2 * num_micro * weights + num_micro * gradients + MOMENTS * moments
@@ -108,6 +113,11 @@ def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device
         first_s=(2 * weights + gradients + 2 * MOMENTS * moments) / speed,
         first=1 / (3 * num_micro),
     )
+
+
+def share_met(spec: MixedBlocks, tokens: int) -> float:
+    """The share of a mixture's experts that so many tokens use, if all are equally likely."""
+    return 1 - (1 - min(1.0, spec.experts_per_token / spec.num_experts)) ** tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +141,10 @@ def capacity(dense: float, sparse: float, mixtures: int, active: float) -> Capac
     return Capacity(
         device=16 * dense + 4 * active * sparse / mixtures, host=16 * active * sparse, disk=12 * sparse
     )
+
+
+def capacity_of(spec: MixedBlocks, params: float, active: float) -> Capacity:
+    """Of a model with `params` parameters in all."""
+    each = (3 if spec.is_gated else 2) * spec.hidden * spec.expert_inner
+    sparse = len(spec.mixtures) * spec.num_experts * each
+    return capacity(params - sparse, sparse, len(spec.mixtures), active)

@@ -26,7 +26,7 @@ from atelier.engine.model.expert_mlp import ExpertPass, dtype_of
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import as_placed, local
 from atelier.engine.tier.buffers import Buffers, TransferThreads
-from atelier.engine.tier.policy import POLICIES, FirstStay, LeastRecentlyUsed
+from atelier.engine.tier.policy import POLICIES, FirstStay, LeastOftenUsed, LeastRecentlyUsed, Policy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -70,7 +70,7 @@ class TieredExperts:
         folder: Path,
         *,
         host_bytes: int,
-        policy: str,
+        policy: Policy,
         lr_factor: float = 1.0,
     ) -> None:
         self.spec, self.lr_factor = spec, lr_factor
@@ -102,7 +102,7 @@ class TieredExperts:
         self.rooms = rooms
         worker, kind = TransferThreads(), {"dtype": dtype, "device": torch.device("cpu"), "align": PAGE}
         self.weights = Buffers(
-            self.weight_file, rooms.weights, POLICIES[policy](), worker, floats=self.weight_file.slot_floats,
+            self.weight_file, rooms.weights, policy, worker, floats=self.weight_file.slot_floats,
             renew=self._catch_up, **kind,
         )  # fmt: skip
         self.gradients = Buffers(
@@ -306,9 +306,15 @@ def put_on_disk(model: Model, optim: AdamW, folder: Path, tiers: Tiers) -> Tiere
         optim,
         folder,
         host_bytes=int(tiers.host_gb * 1e9),
-        policy=tiers.policy,
+        policy=_policy(tiers),
         lr_factor=factors.get(f"{path}.{next(name for name, _ in some.named_parameters())}", 1.0),
     )
+
+
+def _policy(tiers: Tiers) -> Policy:
+    if tiers.policy == "lfu":
+        return LeastOftenUsed(tiers.lfu_threshold, tiers.lfu_decay, tiers.lfu_every)
+    return POLICIES[tiers.policy]()
 
 
 def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:

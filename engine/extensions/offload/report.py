@@ -2,9 +2,10 @@
 hidden. Torch-free.
 """
 
+from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
-from atelier.engine.extensions.offload.cost import off_device
+from atelier.engine.extensions.offload.cost import capacity_of, off_device, share_met
 from atelier.engine.plan.estimate import Setting
 from atelier.engine.plan.step_time import micro_batch
 
@@ -27,7 +28,20 @@ def of_role(name: str, setting: Setting, train: Train, layout: Parallel, limit_g
     )
     if tier.exposed(compute_s):
         said += f": the disk sets the pace; {_hidden_from(setting, train, layout, limit_gb)}"
-    return said
+    return f"{said}; {_capacity(setting, train, layout)}"
+
+
+def _capacity(setting: Setting, train: Train, layout: Parallel) -> str:
+    """The three inequalities of SE-MoE with this model's numbers."""
+    spec = setting.role.model
+    assert isinstance(spec, MixedBlocks)  # it has experts
+    active = share_met(spec, micro_batch(train, layout) * layout.axes.expert * train.sequence)
+    need = capacity_of(spec, setting.model_shape.params, active)
+    return (
+        f"by 2205.10034, equations 1 to 3, with {active:.0%} of the experts active, all {layout.ranks} ranks"
+        f" need {_gb(need.device)} for dense states and one active mixture, {_gb(need.host)} in host memory"
+        f" for all active experts, {_gb(need.disk)} on disk"
+    )
 
 
 def _hidden_from(setting: Setting, train: Train, layout: Parallel, limit_gb: float) -> str:

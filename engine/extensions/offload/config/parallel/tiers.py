@@ -33,6 +33,12 @@ class Tiers(Section):
         " newest (static), or last needed if all are needed in order (order)",
     )
 
+    lfu_threshold: float = Field(
+        default=0.0, ge=0, description="policy=lfu: of experts with so many hits the one with fewest leaves"
+    )
+    lfu_decay: float = Field(default=0.5, ge=0, le=1, description="policy=lfu: factor of all hits at a decay")
+    lfu_every: int = Field(default=1000, ge=1, description="policy=lfu: uses from one decay to the next")
+
     @property
     def is_on(self) -> bool:
         return self.experts == "disk" or self.frozen_gb > 0
