@@ -18,7 +18,7 @@ from atelier.engine.model.contract import Output, stored
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.load import build, initialise
 from atelier.engine.model.moe import ExpertWeights
-from atelier.engine.model.router.base import assigned
+from atelier.engine.model.router.base import EPSILONS, LARGEST, assigned, auctioned
 from atelier.engine.model.router.hash import HashRouter
 from atelier.engine.model.routing import TokenRows
 from atelier.engine.model.transformer import MLP
@@ -145,6 +145,32 @@ def test_an_assignment_is_the_best_of_all() -> None:
     found = assigned(score)
     assert found.bincount().tolist() == [2, 2, 2]
     assert float(score.gather(1, found[:, None]).sum()) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_an_auction_comes_as_near_to_the_best_assignment_as_its_last_increment(seed: int) -> None:
+    """Of drawn scores: even, skewed, tied, of one value, far from zero, infinite, no numbers."""
+    draw = random.Random(seed)
+    number = draw.choice([1, 2, 3, 8, 16])
+    size = number * draw.choice([1, 2, 7, 32])
+    score = torch.randn(size, number, generator=torch.Generator().manual_seed(seed))
+    kind = draw.choice(["even", "skewed", "tied", "equal", "far", "small", "infinite", "nan"])
+    if kind == "skewed":
+        score -= 3 * torch.arange(1, number + 1).log()
+    elif kind == "far":
+        score += 1e4
+    elif kind in ("tied", "equal", "small"):
+        score = {"tied": score.round(), "equal": 0 * score + 5, "small": 1e-30 * score}[kind]
+    elif kind in ("infinite", "nan"):
+        score[draw.randrange(size)] = (
+            draw.choice([float("inf"), -float("inf")]) if kind != "nan" else float("nan")
+        )
+    found, best = auctioned(score.nan_to_num()), assigned(score)
+    assert found.bincount(minlength=number).tolist() == [size // number] * number
+    score = score.nan_to_num().double().clamp(-LARGEST, LARGEST)
+    sums = [float(score.gather(1, each[:, None]).sum()) for each in (best, found)]
+    most = size * EPSILONS[-1] * float(score.max() - score.min())
+    assert -1e-9 * abs(sums[0]) <= sums[0] - sums[1] <= most + 1e-9 * abs(sums[0])
 
 
 def test_capacity_loses_choices_and_says_how_many() -> None:
