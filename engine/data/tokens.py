@@ -3,6 +3,7 @@ unequal length as a padded batch.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ def token_dtype(vocab: int) -> str:
 
 class TokenText:
     """One split's tokens and documents. Document d is tokens begins_D[d] .. ends_D[d] - 1; the last is its
-    end token unless it was cut.
+    end token unless it was cut. Tokens and ends stay in their files, which all ranks of a node share in the
+    page cache; `begins_D` takes 8 bytes a document.
     """
 
     def __init__(self, tokens: ArtifactInput, scratch: Path, split: str) -> None:
@@ -29,11 +31,19 @@ class TokenText:
         size = path.stat().st_size // np.dtype(dtype).itemsize
         self.split = split
         self.tokens_N = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
-        self.ends_D = np.load(tokens.file(f"{split}.ends.npy", scratch), allow_pickle=False)
-        self.begins_D = np.concatenate([[0], self.ends_D[:-1]]).astype(np.int64)
+        ends = tokens.file(f"{split}.ends.npy", scratch)
+        self.ends_D = np.load(ends, mmap_mode="r", allow_pickle=False).view(np.ndarray)
 
     def __len__(self) -> int:
         return len(self.tokens_N)
+
+    @cached_property
+    def begins_D(self) -> np.ndarray:
+        return np.concatenate([[0], self.ends_D[:-1]]).astype(np.int64)
+
+    def begins_of(self, documents: np.ndarray) -> np.ndarray:
+        """The first places of these documents (any shape)."""
+        return np.where(documents > 0, self.ends_D[np.maximum(documents, 1) - 1], 0)
 
     @property
     def lengths_D(self) -> np.ndarray:
@@ -96,8 +106,7 @@ class Windows:
                 f"{text.source()}: {split} has {size} tokens in {len(text.ends_D)} documents, but a window"
                 f" needs {sequence + 1}; give {more}{fits}"
             )
-        self._tokens_N, self._ends_D = text.tokens_N, text.ends_D
-        self._begins_D = np.concatenate([[0], text.ends_D])
+        self._text, self._tokens_N = text, text.tokens_N
         self.length = sequence
         self._count = num_windows(size, sequence)
 
@@ -116,9 +125,9 @@ class Windows:
         starts_B = np.asarray(indices, dtype=np.int64) * self.length
         places_BT = starts_B[:, None] + np.arange(self.length + 1)
         taken_BT = self._tokens_N[places_BT].astype(np.int64)
-        owners_BT = np.searchsorted(self._ends_D, places_BT, side="right")
+        owners_BT = self._text.documents(places_BT)
         labels_BT = np.where(owners_BT[:, 1:] == owners_BT[:, :-1], taken_BT[:, 1:], NOT_SCORED)
-        begins_BT = np.maximum(self._begins_D[owners_BT[:, :-1]], starts_B[:, None])
+        begins_BT = np.maximum(self._text.begins_of(owners_BT[:, :-1]), starts_B[:, None])
         return {
             "tokens_BT": np.ascontiguousarray(taken_BT[:, :-1]),
             "positions_BT": places_BT[:, :-1] - begins_BT,

@@ -86,7 +86,7 @@ class DocumentSpans:
     def documents(self, numbers: Iterable[int]) -> np.ndarray:
         """The range of each of these documents, int64 [R, 2]."""
         numbers_R = np.array(list(numbers), dtype=np.int64)
-        begins_R, ends_R = self._text.begins_D[numbers_R], self._text.ends_D[numbers_R]
+        begins_R, ends_R = self._text.begins_of(numbers_R), self._text.ends_D[numbers_R]
         has_end_R = (ends_R > begins_R) & (self._text.at(ends_R - 1, -1) == self._vocabulary.end_id)
         begins_R = np.minimum(begins_R + len(self._vocabulary.before), ends_R - has_end_R)
         return np.stack([begins_R, ends_R - has_end_R], axis=1)

@@ -39,7 +39,7 @@ class Conversations:
 
     def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
         rows_B = self._rows_R[np.asarray(indices, dtype=np.int64)]
-        begins_B1, ends_B1 = self._text.begins_D[rows_B][:, None], self._text.ends_D[rows_B][:, None]
+        begins_B1, ends_B1 = self._text.begins_of(rows_B)[:, None], self._text.ends_D[rows_B][:, None]
         places_BT = begins_B1 + np.arange(self.length)
         is_text_BT = places_BT < ends_B1 - 1
         next_BT = np.where(is_text_BT, places_BT + 1, 0)

@@ -98,7 +98,7 @@ class Masked:
     def _places(self, places_BR: np.ndarray, starts_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions and documents [B, T]; <|cls|> belongs to the start of the first document."""
         owners_BR = self._text.documents(np.minimum(places_BR, len(self._text) - 1))
-        begins_BR = np.maximum(self._text.begins_D[owners_BR], starts_B[:, None])
+        begins_BR = np.maximum(self._text.begins_of(owners_BR), starts_B[:, None])
         documents_BR = owners_BR - owners_BR[:, :1]
         positions_BR = places_BR - begins_BR + (documents_BR == 0)
         return np.pad(positions_BR, ((0, 0), (1, 0))), np.pad(documents_BR, ((0, 0), (1, 0)))
