@@ -25,6 +25,7 @@ from atelier.engine.plan.layout_checks import (
     check_embedding,
     check_length,
     check_limits,
+    check_manifest,
     check_schedule,
     micro_batches,
     padded,
@@ -200,6 +201,7 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stag
     if has_stages:
         sizes["stage"] = layout.num_stages
     check_limits(role.model, sizes, place=place, model=model)
+    check_manifest(role.model, axes, place=place, model=model)
     if layout.stages and has_stages:
         num_blocks, num_stages = role.model.num_blocks, layout.num_stages
         if len(layout.stages) != num_stages or sum(layout.stages) != num_blocks:

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from atelier.engine.config.divisors import divisors, largest_divisor
+from atelier.engine.config.document import MOST_BYTES
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.parallel import InferenceLayout, Parallel
+from atelier.engine.config.parallel import Axes, InferenceLayout, Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+
+MOMENTS, PART_BYTES = 3, 55  # tensors of a weight in a checkpoint; bytes of a tensor's part in its manifest
+FEW_PARTS = 64  # of each tensor: a manifest of fewer is small
 
 
 def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
@@ -126,6 +130,29 @@ def check_limits(
                 f"{size} does not divide {where}",
                 f"{limit.axis}={largest_divisor(limit.number, size)} would fit",
             )
+
+
+def check_manifest(spec: ModelSpec, axes: Axes, *, place: str, model: str) -> None:
+    """Raise ConfigError if a checkpoint's manifest, which lists the parts of all tensors, would be larger
+    than what is read back.
+    """
+    parts = axes.ranks // axes.replicate  # of each weight and its moments
+    if parts < FEW_PARTS:
+        return
+    known = spec if spec.vocab != "auto" else spec.resolved(1)
+    size = MOMENTS * PART_BYTES * len(known.shapes()) * parts
+    if size <= MOST_BYTES:
+        return
+    fewer = next((n for n in divisors(axes.shard, axes.shard) if size / n <= MOST_BYTES), None)
+    way_out = "fewer ranks, or more pipeline stages"
+    if fewer is not None:
+        way_out = f"replicate={axes.replicate * fewer} shard={axes.shard // fewer} for the same ranks"
+    raise ConfigError(
+        f"{place}.shard",
+        f"{parts} ranks share each weight of {model}, so that the manifest of a checkpoint would have about"
+        f" {size / 1e6:.0f} MB; at most {MOST_BYTES / 1e6:.0f} MB are read",
+        way_out,
+    )
 
 
 def check_inference(layout: InferenceLayout, spec: ModelSpec, *, place: str, model: str = "model") -> None:

@@ -12,14 +12,14 @@ from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.optim.adamw import AdamW
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.sites.config.train.link import Link
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.plan.layout_checks import micro_batches
+from atelier.engine.plan.layout_checks import check_manifest, micro_batches
 from tests.engine.extensions.sites.at_sites import check_sites
 
 
@@ -316,3 +316,14 @@ def test_a_training_of_several_sites_neither_grows_nor_goes_back(
     parse(Train, document, "train")
     with pytest.raises(ConfigError, match=says):
         parse(Train, document | {"link": link}, "train")
+
+
+def test_a_checkpoint_whose_manifest_could_not_be_read_back_is_refused_with_a_layout_that_can() -> None:
+    wide = GPT(num_layers=105, hidden=2048, num_heads=16, vocab=1024)
+    with pytest.raises(ConfigError, match="8192 ranks share each weight of model") as caught:
+        check_manifest(wide, Axes(shard=8192), place="parallel", model="model")
+    assert caught.value.way_out == "replicate=32 shard=256 for the same ranks"
+    check_manifest(wide, Axes(replicate=32, shard=256), place="parallel", model="model")
+    check_manifest(
+        wide.model_copy(update={"vocab": "auto"}), Axes(shard=256), place="parallel", model="model"
+    )
