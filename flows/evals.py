@@ -1,4 +1,4 @@
-"""Evaluation sets of a flow, exams of its models on them, and audits."""
+"""Evaluate models of a flow on evaluation sets; search their training text for the questions (audit)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -25,8 +25,8 @@ def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference
         source, folder, there = opened(source)
         if WEIGHTS not in there and PICKLE in there:
             raise DataError(
-                f"source: {PICKLE} is a pickle, which is never opened; save it as safetensors where it "
-                "is trusted"
+                f"source: {source} has {PICKLE}, a pickle, which is never opened; save the adapter as"
+                " safetensors on a machine where you trust the file"
             )
         for needed in (CONFIG, WEIGHTS):
             if needed not in there:

@@ -1,5 +1,5 @@
-"""Field values that count as absent in identity: class -> field -> value; a class inherits from its base
-classes. Committed, tested, only ever added to.
+"""Field values that are left out of an artifact's identity: class -> field -> value. Classes inherit from
+their bases. Committed, tested, only ever added to.
 
 A field with its value from this table is left out of identity. So a new field invalidates no artifact, and a
 changed default changes no existing fingerprint: the table keeps the old meaning.

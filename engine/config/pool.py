@@ -133,8 +133,8 @@ class Pool(Spec):
             raise ConfigError(
                 "pool.gpu",
                 f"unknown device type {self.gpu!r}",
-                f"{hint}there are: {', '.join(DEVICES)}; or give pool.gpus_per_node, "
-                + ", ".join(f"pool.{name}" for name in missing),
+                f"{hint}there are: {', '.join(DEVICES)}; or give "
+                + ", ".join(f"pool.{name}" for name in ("gpus_per_node", *missing)),
             )
         return Device(**given)
 

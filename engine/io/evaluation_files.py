@@ -334,7 +334,7 @@ def _document(path: Path) -> dict[str, Json]:
         with path.open("rb") as file:
             raw = file.read(MOST + 1)
         if len(raw) > MOST:
-            raise ConfigError(place, f"is larger than {MOST >> 20} MiB", "no task is that large")
+            raise ConfigError(place, f"is larger than {MOST >> 20} MiB", "keep data in files beside the task")
         said = yaml.load(raw.decode(), Loader=_Loader)
         json.dumps(said, allow_nan=False, ensure_ascii=False).encode()  # also finds dates and half characters
     except OSError as error:

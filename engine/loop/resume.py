@@ -75,8 +75,9 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
         if step is None and start > at_most:
             raise ConfigError(
                 f"roles.{name}.start",
-                f"step {start}, but its students {', '.join(unfinished)} start at step {at_most}",
-                "a teacher must not start later than its students",
+                f"step {start}, but a teacher must not start later than its students:"
+                f" {', '.join(unfinished)} start at step {at_most}",
+                f"give {at_most} or less",
             )
         step = start if step is None else step
         _check_leases(member, step, result.damages)

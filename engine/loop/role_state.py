@@ -1,4 +1,4 @@
-"""One role in a gang: its network, optimiser, position on the gang's clock, and checkpointed state."""
+"""Training state of one role: network, optimiser, step and the state stored in its checkpoints."""
 
 import math
 from collections.abc import Sequence

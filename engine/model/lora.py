@@ -251,7 +251,10 @@ def of_base(
     family = next((name for name, ours in families.items() if modules <= ours.keys()), None)
     if family is None:
         known = next(iter(families.values()))
-        raise DataError(f"{place}: the base has no {min(modules - known.keys())}; was it tuned on another?")
+        raise DataError(
+            f"{place}: the base has no {min(modules - known.keys())}, which the adapter changes;"
+            " give the model that the adapter was tuned on"
+        )
     for module in sorted(modules):
         ours = f"{families[family][module]}{MATRIX}"
         outputs, inputs = shapes[ours]

@@ -127,7 +127,8 @@ def _check_sizes(
     check_embedding(layout, roles, prefix)
     check_axis(layout, roles)
     if train.precision == "fp8" and layout.tensor > 1:
-        raise ConfigError("train.precision", "fp8 does not work with parallel.tensor > 1", "use other axes")
+        problem = f"fp8 does not work with parallel.tensor={layout.tensor}"
+        raise ConfigError("train.precision", problem, "parallel.tensor=1, or train.precision=bf16")
     students, aside = [name for name, role in roles.items() if role.teacher], without_pipeline(roles)
     read = [spec for role in roles.values() for spec in role.objective.values() if not spec.needs_teacher]
     longest = max((spec.row_tokens(train.sequence) for spec in read), default=train.sequence)

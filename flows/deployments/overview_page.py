@@ -1,5 +1,5 @@
-"""The overview on a parent run's page: the plan, the progress of each task, links; with helpers that the task
-page shares. A thread writes it, so an unavailable server delays nothing.
+"""The markdown artifact `overview` on a parent run's page in Prefect: plan, progress of tasks, links. It also
+has helpers that the task page shares. A thread writes it, so an unavailable server delays nothing.
 """
 
 import logging

@@ -271,7 +271,8 @@ class Elsewhere:
                 is_sent = any(artifact == ordered for artifact, _ in sent(self._desk, order))
                 if not is_sent and self._desk.is_over(order.id):
                     raise AtelierError(
-                        f"{node.site} has not sent its {ordered.kind} {node.products[key].name}"
+                        f"{node.site} has not sent its {ordered.kind} {node.products[key].name}, and its"
+                        " order has ended; run the same command again, or look there: atelier site orders"
                     )
                 if time.monotonic() - told_at >= AGAIN_S:
                     told_at = time.monotonic()

@@ -76,7 +76,7 @@ class Bucket:
         if is_local(self.url):
             for place in (self.place, join(self.place, IN), join(self.place, OUT)):
                 if local_path(place).is_symlink():
-                    raise BucketError(f"{place} is a link")
+                    raise BucketError(f"{place}: is a link; remove it, or choose another bucket")
         return join(self.place, *parts) if parts else self.place
 
     def read(self, *parts: str, most: int = MOST_OBJECT) -> bytes | None:
@@ -169,7 +169,9 @@ def _make_local(url: str, parent: int, mode: int) -> int:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise BucketError(f"{url} is a link, or not a folder") from None
+            raise BucketError(
+                f"{url}: is a link, or not a folder; remove it, or choose another bucket"
+            ) from None
         raise
     if is_made and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 == PRIVATE:
         with suppress(PermissionError):

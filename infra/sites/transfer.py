@@ -1,4 +1,4 @@
-"""Shared by both transports: the link to a peer, frames, timeouts, status codes and texts of errors."""
+"""Shared parts of the gRPC and bucket transports between sites: peer link, frames, timeouts, status codes."""
 
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path

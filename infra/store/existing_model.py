@@ -231,9 +231,9 @@ def adapter_of(base: Existing, word: str, place: str) -> Reference:
             known = store.find("model", tuned)
             raise ConfigError(
                 place,
-                f"{record.name} belongs to {known.name if known else 'a model'} {tuned[:8]}, not to "
-                f"{base.reference.name} {base.reference.fingerprint[:8]}: other weights",
-                f"init={tuned[:8]}" if known else "its own base",
+                f"{record.name} was tuned on {known.name if known else 'a model'} {tuned[:8]}, whose weights"
+                f" differ from {base.reference.name} {base.reference.fingerprint[:8]}",
+                f"init={tuned[:8]}" if known else "give the model that the adapter was tuned on",
             )
     return _reference(record)
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from atelier.engine.config.base import Json, JsonObject, Spec, canonical, flatten
 from atelier.engine.config.document import MOST_BYTES, check_as, opened, sealed
-from atelier.engine.config.error import DamageError
+from atelier.engine.config.error import DamageError, printable
 from atelier.engine.config.record import LATEST, Record
 from atelier.engine.io.storage import join, names, read_bytes, write_bytes
 from atelier.infra.dag import Node, Product
@@ -109,7 +109,7 @@ def read_manifest(store: RecordStore, run: str) -> RunManifest:
         document = opened(read_bytes(place, MOST_BYTES), place, what, UNSEALED)
         manifest = check_as(RunManifest, document, place, what)
         if manifest.id != run:
-            raise DamageError(f"{place}: is the manifest of another run")
+            raise DamageError(f"{place}: is the manifest of run {printable(manifest.id)}, not of {run}")
     except DamageError as damage:
         raise DamageError(str(damage), f"`atelier gc --forget {run}` removes it") from None
     return manifest

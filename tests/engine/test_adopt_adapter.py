@@ -76,7 +76,7 @@ def test_additions_are_found_under_the_names_of_the_family(tmp_path: Path) -> No
         (lambda w, n: w[n].fill_(float("nan")), "has values that are not finite"),
         (lambda w, n: w.update({"base_model.model.lm_head.weight": torch.ones(2)}), "only additions"),
         (lambda w, n: w.update({"base_model.model.model.layers.7.mlp.up_proj.lora_A.weight": w[n].clone()}),
-         "the base has no model.layers.7.mlp.up_proj; was it tuned on another"),
+         "the base has no model.layers.7.mlp.up_proj, which the adapter changes"),
         (lambda w, n: w.clear(), "only additions"),
     ],
 )  # fmt: skip

@@ -178,7 +178,9 @@ def test_what_cannot_be_divided_says_why(rule: Moefy, shape: dict[str, Any], wor
 
 def test_kinds_without_mixtures_and_models_without_text_are_refused() -> None:
     plain = cast(ModelSpec, SimpleNamespace(kind="plain"))
-    with pytest.raises(ConfigError, match="convert: splits MLPs into experts, but kind plain supports none"):
+    with pytest.raises(
+        ConfigError, match="convert: splits MLPs into experts, but models of kind plain have no experts"
+    ):
         Moefy().converted(plain)
     with pytest.raises(
         ConfigError, match=r"convert.tokens: needs training text; use a model whose training text is here"

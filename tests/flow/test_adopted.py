@@ -211,7 +211,7 @@ def test_an_adapter_of_peft_comes_in_and_goes_out_with_its_bytes(
     assert "adapter: second-adapter" in above and "licence apache-2.0" in above
     wrong = atelier("adopt", f"source={tmp_path / 'theirs'}", "base=student_a", "name=third", "tracker=none")
     assert (
-        wrong.code == 2 and "was it tuned on another?" in wrong.err and not atelier.records("model", "third")
+        wrong.code == 2 and "the adapter was tuned on" in wrong.err and not atelier.records("model", "third")
     )
 
 

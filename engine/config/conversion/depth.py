@@ -25,7 +25,8 @@ class Depth(GrowingSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, GPT):
-            raise ConfigError("convert", f"adds blocks to a model of kind gpt, not {spec.kind}")
+            problem = f"adds blocks to a model of kind gpt, not {spec.kind}"
+            raise ConfigError("convert", problem, "give another model")
         number = self.num_layers or 2 * spec.num_layers
         if number <= spec.num_layers:
             raise ConfigError(

@@ -28,7 +28,8 @@ class MergeExperts(ConversionSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, MixedBlocks) or not spec.num_experts:
-            raise ConfigError("convert", f"merges experts, but the model (kind {spec.kind}) has none")
+            problem = f"merges experts, but the model (kind {spec.kind}) has none"
+            raise ConfigError("convert", problem, "give a mixture of experts")
         if self.num_experts >= spec.num_experts:
             raise ConfigError(
                 "convert.num_experts",

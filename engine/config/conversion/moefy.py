@@ -38,7 +38,8 @@ class Moefy(ConversionSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, MixedBlocks):
-            raise ConfigError("convert", f"splits MLPs into experts, but kind {spec.kind} supports none")
+            problem = f"splits MLPs into experts, but models of kind {spec.kind} have no experts"
+            raise ConfigError("convert", problem, "give a model of kind gpt, encdec or ernie")
         if spec.num_experts:
             raise ConfigError(
                 "convert",

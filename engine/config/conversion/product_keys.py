@@ -23,7 +23,8 @@ class AddProductKeys(ConversionSpec, MemorySizes):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, GPT):
-            raise ConfigError("convert", f"adds memories to a model of kind gpt, not {spec.kind}")
+            problem = f"adds memories to a model of kind gpt, not {spec.kind}"
+            raise ConfigError("convert", problem, "give another model")
         if spec.memory.blocks:
             raise ConfigError(
                 "convert",

@@ -29,9 +29,11 @@ class Upcycle(GrowingSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, MixedBlocks):
-            raise ConfigError("convert", f"copies MLPs to experts, but kind {spec.kind} supports none")
+            problem = f"copies MLPs to experts, but models of kind {spec.kind} have no experts"
+            raise ConfigError("convert", problem, "give a model of kind gpt, encdec or ernie")
         if spec.num_experts:
-            raise ConfigError("convert", f"needs a dense model, but this one has {spec.num_experts} experts")
+            problem = f"needs a dense model, but this one has {spec.num_experts} experts"
+            raise ConfigError("convert", problem, "give a dense model")
         self._check_parts(spec)
         experts: dict[str, Json] = {"every": self.every}
         if self.finer > 1:

@@ -48,7 +48,8 @@ class ToVocabulary(GrowingSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, TextBlocks):
-            raise ConfigError("convert", f"is for models of kind gpt or encdec, not {spec.kind}")
+            problem = f"kind vocabulary needs a model of kind gpt or encdec, not {spec.kind}"
+            raise ConfigError("convert", problem, "give another model")
         changed = {"vocab": "auto", "vocab_padding": 0}
         return parse(type(spec), spec.model_dump(mode="json") | changed, "convert")
 

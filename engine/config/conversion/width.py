@@ -33,7 +33,8 @@ class Width(ConversionSpec):
 
     def converted(self, spec: ModelSpec) -> ModelSpec:
         if not isinstance(spec, GPT):
-            raise ConfigError("convert", f"widens a model of kind gpt, not {spec.kind}")
+            problem = f"widens a model of kind gpt, not {spec.kind}"
+            raise ConfigError("convert", problem, "give another model")
         hidden = self.hidden or 2 * spec.hidden
         if hidden % spec.hidden or hidden == spec.hidden:
             near = max(2, round(hidden / spec.hidden)) * spec.hidden

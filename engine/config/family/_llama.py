@@ -84,7 +84,8 @@ def rope(config: Config, theta: float = 10000.0) -> Fields:
     if older is not None or newer is None:
         found.append(_rope(config, {"rope_theta": base, **cast(Config, older or {})}, "rope_scaling"))
     if found[0] != found[-1]:
-        raise ConfigError("rope_scaling", f"{older!r} differs from rope_parameters: {newer!r}")
+        problem = f"{older!r} differs from rope_parameters: {newer!r}"
+        raise ConfigError("rope_scaling", problem, "leave one of them out")
     return found[0]
 
 

@@ -148,7 +148,8 @@ class Family:
     def config(self, spec: Said) -> dict[str, Json]:
         """The config of a model. Raises ConfigError if the family cannot express it."""
         if not isinstance(spec, self.model):
-            raise ConfigError("--family", f"{self.name} cannot express kind {spec.kind}", "another family")
+            problem = f"{self.name} cannot express kind {spec.kind}"
+            raise ConfigError("--family", problem, "choose another family or model")
         document = spec.model_dump(mode="json")
         made: dict[str, Json] = {TYPE: self.name, ARCHITECTURES: [self.architecture]}
         for key in self.keys:

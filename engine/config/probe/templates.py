@@ -41,9 +41,11 @@ class TemplateProbe(ProbeSpec):
         without a field.
         """
         if bool(self.answer) == bool(self.values):
-            raise ConfigError(f"{place}.answer", "give either answer or values")
+            given = "both are given" if self.answer else "neither answer nor values is given"
+            raise ConfigError(f"{place}.answer", given, "give answer or values")
         if self.values and len(self.values) != len(self.options):
-            raise ConfigError(f"{place}.values", f"{len(self.values)} for {len(self.options)} options")
+            problem = f"has {len(self.values)} numbers for {len(self.options)} options"
+            raise ConfigError(f"{place}.values", problem, "give one number for each option")
         if (count := len(self.cases) * math.prod(map(len, self.each.values()))) > MOST:
             raise ConfigError(f"{place}.each", f"makes {count:,} questions", f"at most {MOST:,}")
         if both := next((name for case in self.cases for name in case if name in self.each), ""):

@@ -1,4 +1,4 @@
-"""The shards of all sources as units of one task, and the documents that earlier stages left in them."""
+"""Iterate the shards of all sources in one curation task, without documents that earlier stages removed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Questions of a file with one question a row, and of probes, which make such rows.
+"""Read evaluation questions from a file with one question a row, or from rows that a probe generates.
 
 A row has `question`, or `context` or `prompt`, and its right answer: `answer` with `options` (or `choices`),
 or `answer` (or `answers`) alone. What is asked is

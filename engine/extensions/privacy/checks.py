@@ -57,7 +57,8 @@ def _check_role(place: str, role: Role) -> None:
     if isinstance(role.model, MixedBlocks) and role.model.num_experts:
         raise ConfigError(
             f"{place}model.num_experts",
-            f"{role.model.num_experts}, but experts balance over rows, which train.privacy bounds one by one",
+            f"{role.model.num_experts}, but balancing experts couples the rows of a batch, and train.privacy"
+            " clips the gradient of each row by itself",
             f"use a model without experts, or {OFF}",
         )
 

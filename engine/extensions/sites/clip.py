@@ -1,4 +1,4 @@
-"""Clip a site's contribution to an outer step to `link.clip`, an L2 norm over all its weights."""
+"""Clip the L2 norm of a site's contribution, over all its weights, to `train.link.clip`."""
 
 import math
 from collections.abc import Iterable, Mapping

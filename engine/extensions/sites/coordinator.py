@@ -164,10 +164,10 @@ def _is_past(said: Presence | None, number: int) -> bool:
 def check_who(line: RoundLine, rounds: AboutRounds) -> None:
     """Raise DataError for a decision that does not fit these rounds and sites."""
     samples, members = line.samples, {*line.sha256}
-    if samples is None or not rounds.first <= line.round <= rounds.last:
-        raise DataError(
-            f"round {line.round}: has no samples, or is not one of rounds {rounds.first} to {rounds.last}"
-        )
+    if samples is None:
+        raise DataError(f"round {line.round}: assigns no samples")
+    if not rounds.first <= line.round <= rounds.last:
+        raise DataError(f"round {line.round}: is not one of rounds {rounds.first} to {rounds.last}")
     if strange := sorted({*members, *line.codecs, *samples.assigned, *samples.next} - {*rounds.rows}):
         raise DataError(f"round {line.round}: {strange[0]} is not a site of the training")
     if members != {*line.codecs} or not members <= {*samples.assigned}:

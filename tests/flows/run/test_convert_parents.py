@@ -85,10 +85,12 @@ def test_an_adapter_belongs_to_the_weights_that_it_was_tuned_on(tmp_path: Path) 
     kept_adapter(store, "orphan", "0" * 64, rank=4)
     assert adapter_of(one, "tuned", "convert.adapter").name == "tuned"
     digits = one.reference.fingerprint[:8]
-    fault = f"tuned belongs to one {digits}, not to two .* init={digits}"
+    fault = f"tuned was tuned on one {digits}, whose weights differ from two .* init={digits}"
     with pytest.raises(ConfigError, match=fault):
         adapter_of(two, "tuned", "convert.adapter")
-    with pytest.raises(ConfigError, match=r"orphan belongs to a model 00000000, not to one .* its own base"):
+    with pytest.raises(
+        ConfigError, match=r"orphan was tuned on a model 00000000, whose .* differ from one .* tuned on"
+    ):
         adapter_of(one, "orphan", "convert.adapter")
     with pytest.raises(ConfigError, match="prompt is a soft prompt and cannot be merged into matrices"):
         adapter_of(one, "prompt", "convert.adapter")

@@ -60,7 +60,8 @@ def assemble(run: RunFile, progress: Progress, ranks: Ranks) -> tuple[ArtifactOu
     sides = {side: counts.get(side, {"documents": 0, "bytes": 0}) for side in (TRAIN, HELD_OUT)}
     written = {key: sides[TRAIN][key] + sides[HELD_OUT][key] for key in ("documents", "bytes")}
     if written["bytes"] != steps[-1]["bytes"]:
-        raise AtelierError(f"{config.name}: {written['bytes']} bytes are written, but {steps[-1]} are left")
+        left = steps[-1]["bytes"]
+        raise AtelierError(f"{config.name}: {written['bytes']} bytes are written, but {left} bytes are left")
     if note := share_note(sides[HELD_OUT]["bytes"], written["bytes"], config.held_out, "data.held_out"):
         progress.warn(note)
     return output, {

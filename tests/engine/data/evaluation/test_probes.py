@@ -138,9 +138,9 @@ def test_rows_may_name_parts_groups_and_values_themselves(tmp_path: Path) -> Non
     ("settings", "message"),
     [
         ({**TEMPLATES, "prompt": "The {jop} was a {job}"}, r"prompt: \{jop\} has no words.*did you mean job"),
-        ({**TEMPLATES, "values": [0]}, "values: 1 for 2 options"),
-        ({**TEMPLATES, "answer": "man"}, "give either answer or values"),
-        ({**TEMPLATES, "values": []}, "give either answer or values"),
+        ({**TEMPLATES, "values": [0]}, "values: has 1 numbers for 2 options"),
+        ({**TEMPLATES, "answer": "man"}, "both are given; give answer or values"),
+        ({**TEMPLATES, "values": []}, "neither answer nor values is given"),
         ({**TEMPLATES, "values": [], "answer": "child"}, "answer 'child' is none of the 2 options"),
         ({**TEMPLATES, "prompt": "The cook was a"}, r"each.job: stands in no text; write \{job\}"),
         ({**TEMPLATES, "prompt": "The {job} was a"}, "asks the same as"),
