@@ -36,6 +36,7 @@ from atelier.engine.model.soft_prompt import TABLE, first_prompt, tune_prompt
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
+    check_bf16,
     check_float8,
     compile_blocks,
     compile_mode,
@@ -221,6 +222,8 @@ def _stage(
     if train.precision == "fp8":
         check_float8(build_context.gang.device)
         use_float8(model)
+    elif train.precision == "bf16":
+        check_bf16(build_context.gang.device)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
     for experts in mixtures(model):

@@ -39,6 +39,17 @@ def check_float8(device: torch.device) -> None:
     )
 
 
+def check_bf16(device: torch.device) -> None:
+    """Raise ConfigError for a GPU without products of bfloat16. CPUs without them compute in float32."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name, (major, minor) = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        raise ConfigError(
+            "train.precision",
+            f"bf16, but {name} (compute capability {major}.{minor}) has no such products",
+            "precision=fp32, or a GPU of compute capability 8.0 or newer",
+        )
+
+
 def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
     """Replace the linear layers of the plain model's blocks by float8 ones, in place; weights keep names and
     types. `emulate`: round as float8 does, compute in the weights' type (for CPUs).

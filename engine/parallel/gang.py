@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -279,16 +280,21 @@ def ranks_here(world: int) -> int:
 
 
 def _device(layout: Parallel, gpu: str) -> torch.device:
-    has_gpu = torch.cuda.is_available()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")  # such as that the driver is too old
+        has_gpu = torch.cuda.is_available()
     if layout.device == "cpu" or (layout.device == "auto" and not has_gpu):
         return torch.device("cpu")
     host = socket.gethostname()
     if not has_gpu:
         asked = f"the pool has {gpu}" if gpu else "is cuda"
+        cuda = torch.version.cuda or torch.version.hip
+        why = next((f" ({str(one.message).splitlines()[0]})" for one in said), "") if cuda else ""
+        way_out = f"update the GPU's driver for CUDA {cuda}" if why else "install a torch build for its GPUs"
         raise ConfigError(
             "pool.gpu" if gpu else "parallel.device",
-            f"{asked}, but torch {torch.__version__} sees no GPU on {host}",
-            "install a torch build for its GPUs; pool=cpu computes on CPUs",
+            f"{asked}, but torch {torch.__version__} sees no GPU on {host}{why}",
+            f"{way_out}; pool=cpu computes on CPUs",
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if gpu and not is_device(gpu, name := torch.cuda.get_device_name(device)):
