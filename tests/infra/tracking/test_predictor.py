@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 from atelier import IMPORT_ROOT
-from atelier.infra.tracking.predictor import Child, requests_of
+from atelier.infra.tracking.predictor import SPLIT, Child, layout_of, requests_of
 from tests.infra.tracking.tiny_version import registered, tiny_files
 
 
@@ -60,10 +60,18 @@ def test_what_is_no_request_is_told_in_one_line(given: Any, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("num_shards", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_shards", "split"),
+    [
+        (1, ""),
+        pytest.param(3, "", marks=pytest.mark.slow),
+        pytest.param(1, "shard=2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_registered_model_answers_when_its_store_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int, split: str
 ) -> None:
+    monkeypatch.setenv(SPLIT, split)
     uri = registered(tmp_path, tiny_files(num_shards))
     for kind in ("model", "trajectory"):
         shutil.rmtree(tmp_path / "store" / kind)
@@ -95,4 +103,22 @@ def test_a_child_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^the generating process ended with exit code 2: .*no-model.*$"):
         child.ask({"prompt": "x"}).result()
     assert child.has_ended
+    child.close()
+
+
+def test_the_layout_of_a_served_model_is_axes_or_refused_in_one_line() -> None:
+    assert layout_of("") == {"shard": 1}
+    assert layout_of(" tensor=2, pipeline=2") == {"shard": 1, "tensor": 2, "pipeline": 2}
+    for words in ("tensor", "tensor=", "tensor=two", "tensor=-1"):
+        with pytest.raises(ValueError, match=r"^ATELIER_SERVE_SPLIT is .*; give axes such as tensor=2"):
+            layout_of(words)
+
+
+def test_an_axis_that_the_model_does_not_have_ends_the_child_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SPLIT, "tensors=2")
+    child = Child(str(tmp_path / "no-model"), str(IMPORT_ROOT))
+    with pytest.raises(RuntimeError, match=r"exit code 2: .*layout.*tensors"):
+        child.ask({"prompt": "x"}).result()
     child.close()
