@@ -56,6 +56,7 @@ soak: setup  ## run make test in random order in one process (SEED=number), then
 	ATELIER_SHUFFLE=$${SEED:-$$(date +%s)} $(BIN)/python -m pytest tests -m "$(QUICK)"
 	ATELIER_STORM=60/30 $(BIN)/python -m pytest tests/faults/test_storm.py -rP
 	$(BIN)/python benchmarks/products.py 60
+	$(BIN)/python benchmarks/products.py 60 --inference
 	$(BIN)/python benchmarks/foreign.py --minutes 60 --seed $${SEED:-$$(date +%s)}
 
 .PHONY: help setup demo titan up secrets test check verify mutants bench soak

@@ -18,6 +18,8 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.parallel.gang import Gang
 from tests.forks import start_gang
 from tests.parity.inference import NUM_IDS, Said, ask
+from tests.parity.inference_trials import compare, try_for
+from tests.parity.trials import Trials
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +97,21 @@ def test_a_split_model_gives_the_results_of_a_whole_one(
         assert (name == "ernie") == bool(one["classes"])
         for logits, same in zip(other["classes"], one["classes"], strict=True):
             assert logits == pytest.approx(same, abs=1e-10), layout
+
+
+@pytest.mark.parametrize("name", ["65/2/0", "65/4/1"])
+def test_random_models_in_random_layouts_give_what_one_process_gives(name: str, tmp_path: Path) -> None:
+    found = try_for(0, 0, tmp_path, only=name)
+    assert sum(found.tried.values()) >= 4 and not found.failures
+
+
+def test_a_likelihood_or_a_token_that_differs_is_found(whole: dict[str, Said]) -> None:
+    one = whole["dense"]
+    nats_BT, best_BT = one["scored"][0]
+    moved = [[nats + 1e-9 for nats in row] for row in nats_BT]
+    for wrong in (one | {"scored": [[moved, best_BT], *one["scored"][1:]]}, one | {"drawn": [[5]]}):
+        found = Trials()
+        compare("a", one, one, "fp64", found)
+        assert not found.failures
+        compare("a", one, wrong, "fp64", found)
+        assert found.failures
