@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from atelier.engine.config.blocks import Blocks
-from atelier.engine.config.generation import ROWS, Written
+from atelier.engine.config.generation import ROWS
 from atelier.engine.config.parallel import InferenceLayout, Parallel, inference_axes
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ModelSpec
@@ -56,13 +56,13 @@ class WritingCost:
 
 
 def cost_of_writing(
-    model: ModelSpec, asked: Written, documents: int, layout: Parallel, pool: Pool
+    model: ModelSpec, prefix: int, tokens: int, documents: int, layout: Parallel, pool: Pool
 ) -> WritingCost:
-    """The cost of `documents` documents of the greatest length. A token of all rows takes the time of its
-    arithmetic or of reading the weights, plus sampling from all logits.
+    """The cost of `documents` documents: `prefix` tokens of each are given, `tokens` are drawn. Drawing one
+    for each row takes the time of its arithmetic or of reading the weights, plus sampling from all logits.
     """
     machine, width = machine_of(pool, pool.device, layout, WRITING), WIDTHS[WRITING]
-    length = asked.prefix + asked.tokens
+    length = prefix + tokens
     params, rows = model.num_params(), min(ROWS, documents)
     flops, parts = model.flops_per_token(length) / 3, layout.ranks // layout.replicate  # forward only
     groups = -(-documents // ROWS)
@@ -70,7 +70,7 @@ def cost_of_writing(
     speed = machine.flops * layout.ranks
     step_s = max(rows * flops / speed, width * params / parts / machine.bandwidth) + launches
     step_s += rows * model.tokens * DRAW_S
-    read_s = documents * asked.prefix * flops / speed
+    read_s = documents * prefix * flops / speed
     keys = model.kv_heads * model.head_width if isinstance(model, Blocks) else model.hidden
     cached = rows * length * 2 * model.num_layers * keys
     drawn = rows * model.tokens * DRAWN
@@ -79,5 +79,5 @@ def cost_of_writing(
         tokens=documents * length,
         flops=flops * documents * length,
         memory_gb=held_gb(model, inference_axes(layout), width) + (width * cached / parts + drawn) / 1e9,
-        seconds=read_s + groups * asked.tokens * step_s,
+        seconds=read_s + groups * tokens * step_s,
     )

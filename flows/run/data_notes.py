@@ -44,7 +44,8 @@ def written_row(node: Node, pool: Pool, store: Store) -> WrittenRow:
     """
     asked, documents = parse(WriteConfig, node.config, node.name), num_documents(node, store) or 1
     layout = Parallel.model_validate(node.layout)
-    cost = cost_of_writing(asked.model, asked.written, documents, layout, pool)
+    written = asked.written
+    cost = cost_of_writing(asked.model, written.prefix, written.tokens, documents, layout, pool)
     return {
         "params": cost.params,
         "flops": cost.flops,

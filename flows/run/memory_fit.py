@@ -10,14 +10,16 @@ from atelier.engine.config.base import Json, JsonObject, Spec, parse
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.document import number_of, section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.evaluation_set import QUESTIONS, SHOTS
 from atelier.engine.config.parallel import InferenceLayout, Parallel, inference_axes
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.record import Record
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.sections import frozen_limit, is_here
 from atelier.engine.config.task.write import WriteConfig
 from atelier.engine.io.machine import memory_gb
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.plan.inference import held_gb, seconds_of_reading
+from atelier.engine.plan.inference import cost_of_writing, held_gb, seconds_of_reading
 from atelier.engine.plan.layout_checks import check_inference
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
@@ -27,6 +29,8 @@ from atelier.infra.store.store import Store
 from atelier.tasks.finetune import check_sizes
 
 TRAINED = ("train", "finetune")
+QUESTION_TOKENS = 512  # of a row of an exam
+TOKEN_BYTES = 4  # of a question's file; its JSON is about as much as its options read several times
 SECTIONS = {"score": "score", "examine": "examine", "imitate": "imitate", "write": "data.written"}
 MOST_RANKS = 4096  # of a proposed split
 MOST_DEVICES = 8192  # upper bound of the search for a layout that fits
@@ -201,9 +205,13 @@ def inference_plan(node: Node, nodes: Sequence[Node], store: Store, pool: Pool, 
             continue
         whole = held_gb(spec, axes, width)
         held[name] = min(whole, limited) if limited else whole
-        tokens, length = _tokens(settings)
+        tokens, length = _tokens(node, settings, store)
         if tokens:
             seconds += seconds_of_reading(spec, tokens, length, layout, pool, precision=precision)
+        if node.task == "imitate":  # half of a paragraph is given
+            half_of_it, paragraphs = whole_of(settings["tokens"]) // 2, whole_of(settings["paragraphs"])
+            cost = cost_of_writing(spec, half_of_it, half_of_it, paragraphs, layout, pool)
+            seconds += cost.seconds
     largest, limit = max(held, key=held.__getitem__, default=""), limit_gb(pool, layout.ranks)
     needed = held.get(largest, 0.0)
     if needed > limit and node.task != "write":  # which has a check of its own
@@ -242,12 +250,23 @@ def _models(node: Node, nodes: Sequence[Node], store: Store, vocab: int) -> Iter
                     yield name, one.spec.resolved(size)
 
 
-def _tokens(settings: Mapping[str, Json]) -> tuple[int, int]:
+def _tokens(node: Node, settings: Mapping[str, Json], store: Store) -> tuple[int, int]:
     """Tokens to read of each model, and those of a row; 0 where they are not known."""
+    if node.task == "examine":
+        sets = [store.find(*one) for role, one in node.inputs.items() if role.startswith("set.")]
+        return sum(_asked_tokens(one) for one in sets if one is not None), QUESTION_TOKENS
     length = settings.get("sequence")
     if not isinstance(length, int):
         return 0, 0
     return whole_of(settings.get("max_tokens")) + length * whole_of(settings.get("max_examples")), length
+
+
+def _asked_tokens(made: Record) -> int:
+    """About as many tokens as a model reads of an evaluation set: questions with options and examples."""
+    sizes = {entry.path.rsplit("/", 1)[-1]: entry.bytes for entry in made.files}
+    counts = [whole_of(made.summary.get(name)) for name in ("questions", "shots", "examples")]
+    of_examples = counts[0] * counts[1] * sizes.get(SHOTS, 0) / max(1, counts[2])
+    return round((sizes.get(QUESTIONS, 0) + of_examples) / TOKEN_BYTES)
 
 
 def _way_out(spec: ModelSpec, width: int, limit: float, place: str) -> str:

@@ -7,12 +7,13 @@ import pytest
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import InferenceLayout, Parallel
+from atelier.engine.config.record import FileEntry, Record, identify
 from atelier.engine.model.contract import stored
 from atelier.engine.model.load import blank, build
 from atelier.engine.parallel.pipeline import keep_stage
 from atelier.engine.plan.inference import PROCESS_GB, held_gb, stage_blocks
 from atelier.flows.run.compose import compose
-from atelier.flows.run.memory_fit import smallest_split
+from atelier.flows.run.memory_fit import _asked_tokens, smallest_split
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.plan_document import PlanRow
 from atelier.infra.store.store import Store
@@ -139,3 +140,26 @@ def test_full_size_is_planned_whole(store: Store, flow: str, experiment: str, po
     assert plan.refusals == []
     priced = {row["task"] for row in plan.rows if row["memory_gb"]}
     assert {"score", *(["imitate"] if flow == "titan" else [])} <= priced
+
+
+def test_imitations_are_priced_by_their_tokens(store: Store) -> None:
+    def seconds(*words: str) -> float:
+        plan = planned(store, "titan", "experiment=titan_260b", "pool=a100_80g", *words)
+        [name] = [node.name for node in plan.nodes if node.task == "imitate"]
+        return plan.seconds[name]
+
+    few, many = seconds("imitate.paragraphs=20000"), seconds("imitate.paragraphs=40000")
+    assert many == pytest.approx(2 * few, rel=0.05) and few > 60
+
+
+def test_questions_are_priced_with_their_examples() -> None:
+    def tokens(shots: int) -> int:
+        sizes = {"payload/set.json": 99, "payload/questions.jsonl": 40_000, "payload/shots.jsonl": 2000}
+        files = tuple(FileEntry(path=name, bytes=size, sha256="0" * 64) for name, size in sizes.items())
+        made = Record(
+            kind="questions", name="a", fingerprint=identify("questions", 1, {}, {}), version=1, identity={},
+            parents={}, files=files, summary={"questions": 100, "shots": shots, "examples": 10},
+        )  # fmt: skip
+        return _asked_tokens(made)
+
+    assert tokens(0) == 10_000 and tokens(5) == 10_000 + 100 * 5 * 200 // 4
