@@ -20,7 +20,9 @@ from typing import NamedTuple
 TOP = Path(__file__).resolve().parent.parent
 FOLDERS = ("engine", "flows", "infra", "tasks", "src")
 PACKAGE, SHORT, LONGEST = "atelier.", 60, 400
-KINDS = "model|model/router|objective|optim|conversion|data/datasets|data/filter|data/curation/tasks"
+KINDS = (
+    "model|model/router|objective|optim|conversion|data/datasets|data/filter|data/tagger|data/curation/tasks"
+)
 REGISTRIES = re.compile(  # folders whose files are found by their names, not by imports
     f"engine/(extensions/[a-z_]+/)?({KINDS}|config/[a-z/]+)|flows|flows/cli/commands|tasks|infra/tracking/sinks"
 )

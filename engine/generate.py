@@ -7,6 +7,7 @@ JSON and gets one line: {"text": the whole continuation} or {"error": reason}, i
 `id` when done. Rows are computed together; each has its own seed, and answers do not depend on each other.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ import torch
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import MESSAGES, Generation, Sampling, messages_of
-from atelier.engine.config.parallel import inference_axes
+from atelier.engine.config.parallel import inference_axes, split_of
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatTokens
@@ -32,6 +33,7 @@ from atelier.engine.parallel.gang import other_ranks, start_gang
 
 # below this many parameters one thread is as fast, and no token waits for a thread without a core
 SMALL = 30_000_000
+SPLIT = "ATELIER_SERVE_SPLIT"  # layout of a served model over ranks of this machine, such as tensor=2
 
 
 def answer_prompts(generator: Generator, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:
@@ -97,6 +99,8 @@ def main(arguments: list[str]) -> int:
     """Run the command and return the exit code; one JSON line reports an error."""
 
     def act(run: RunFile) -> None:
+        if words := os.environ.get(SPLIT, "") if run.config.get("serve") else "":
+            run = run.model_copy(update={"layout": split_of(words, SPLIT)})
         ranks = run.layout.resolved(slots=1, cores=1).ranks
         with other_ranks("atelier.engine.generate", arguments[0], ranks):
             generate(run, sys.stdin.buffer, sys.stdout)

@@ -17,6 +17,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.prepare import (
     CurateConfig,
+    ExtractConfig,
     LabelConfig,
     PoseConfig,
     RenderConfig,
@@ -104,9 +105,9 @@ def _pose(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
 
 
 def _extract(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
-    parse(Spec, run.config, "config")
+    config = parse(ExtractConfig, run.config, "config")
     output = output_of(run, "triples")
-    return output, extract(input_of(run, "corpus"), output, scratch, progress)
+    return output, extract(config, input_of(run, "corpus"), output, scratch, progress)
 
 
 def _describe(run: RunFile, scratch: Path, progress: Progress) -> Prepared:

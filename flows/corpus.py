@@ -5,10 +5,12 @@ atelier corpus data.source='texts/*.jsonl' data.field=text
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from atelier.engine.config.data import Data, Tokenizer
 from atelier.engine.config.mixture import Phase, Sharing, sources
 from atelier.engine.config.role import Role
+from atelier.engine.config.taggers import Tagger
 from atelier.flows.curation import curated
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import existing_model
@@ -22,8 +24,8 @@ from atelier.tasks.write import write
 
 @dataclass(frozen=True)
 class Text:
-    """Documents and tokens of every source, their shares in each phase, the assignment of samples, and the
-    tokenizer that made them.
+    """Documents and tokens of every source, their shares in each phase, the assignment of samples, the
+    tokenizer that made them, and the taggers that find triples in them.
     """
 
     corpora: dict[str, Reference]
@@ -32,6 +34,7 @@ class Text:
     phases: dict[str, Phase]
     sharing: Sharing
     tokenizer: Reference
+    taggers: dict[str, Tagger]
 
 
 def corpus(data: Data, tokenizer: Tokenizer) -> Text:
@@ -56,12 +59,13 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
         phases=data.phases,
         sharing=data.sharing,
         tokenizer=vocabulary,
+        taggers=data.taggers,
     )
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
     """Inputs of these roles' objectives besides tokens (triples, attributes), by kind and text source."""
-    makers = {"triples": extract, "attributes": describe}
+    makers = {"triples": partial(extract, taggers=text.taggers), "attributes": describe}
     return {
         source: {name: makers[source](name, reference) for name, reference in text.corpora.items()}
         for source in sorted(sources(roles) & makers.keys())

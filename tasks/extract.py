@@ -2,13 +2,33 @@
 like its documents.
 """
 
+from collections.abc import Mapping
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.data import Source
+from atelier.engine.config.taggers import TaggerSpec
+from atelier.engine.config.task.prepare import ExtractConfig
+from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one, of_source
+from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
 MODULE = "atelier.engine.prepare"
 
 
-def extract(name: str, corpus: Reference) -> Reference:
+def extract(name: str, corpus: Reference, *, taggers: Mapping[str, TaggerSpec]) -> Reference:
+    """Triples of one source; without taggers those of Python source and English sentences."""
+    files, identity, origin = {}, dict[str, Json](), {}
+    for tagger, spec in taggers.items():
+        place = f"data.taggers.{tagger}"
+        own = {key: value for key, value in spec.as_identity().items() if key != "source"}
+        if spec.reads is not None:
+            source, field = spec.reads
+            files[tagger] = tuple(
+                contents_of(files_of(Source(source=source, field=field), f"{place}.source"))
+            )
+            own |= identity_of([*files[tagger]])
+        identity[tagger], origin[tagger] = own, place
     return declare_one(
         "extract",
         "triples",
@@ -16,4 +36,7 @@ def extract(name: str, corpus: Reference) -> Reference:
         name=corpus.name,
         version=VERSION,
         node=of_source("extract", name),
+        identity=identity,
+        origin=origin,
+        config=ExtractConfig(taggers=dict(taggers), files=files) if taggers else None,
     )

@@ -13,6 +13,7 @@ from atelier.engine.config.mixture import Assignment, Phase, Sharing, sharing_of
 from atelier.engine.config.parallel import InferenceLayout
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
+from atelier.engine.config.taggers import Tagger
 
 END, PAD = "<|end|>", "<|pad|>"  # in every learned tokenizer
 STARTS = (PAD, "<pad>")  # padding tokens that a decoder after an encoder may start with
@@ -107,6 +108,11 @@ class Data(Source):
         " of each share",
     )
     written: Written = Field(default=Written(), description="training text written by a finished model")
+    taggers: dict[str, Tagger] = Field(
+        default={},
+        description="how objectives that need triples find them, by name (conf/tagger); empty = in Python"
+        " source and English sentences",
+    )
 
     def sources(self) -> dict[str, Source]:
         """All sources by name; the first is `main`, the others are sorted."""

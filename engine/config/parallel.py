@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.base import Count, Spec, parse
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.sections import with_sections
@@ -251,6 +251,12 @@ class InferenceLayout(Spec):
     def parallel(self, threads: int | Literal["auto"]) -> Parallel:
         """The layout of the gang, with `threads` CPU threads in each rank."""
         return Parallel(**self.axes.model_dump(), pipeline=self.pipeline, threads=threads)
+
+
+def split_of(words: str, place: str) -> Parallel:
+    """The layout in words like "tensor=2,pipeline=2"; '' is one rank. Raises ConfigError at `place`."""
+    parts = [part.partition("=") for part in words.split(",") if part.strip()]
+    return parse(InferenceLayout, {key.strip(): size for key, _, size in parts}, place).parallel("auto")
 
 
 def inference_axes(layout: Parallel) -> InferenceLayout:

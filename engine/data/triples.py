@@ -1,5 +1,5 @@
 """The task `extract`: find triples (head, relation, tail) in a corpus, each with a sentence that states or
-documents it.
+documents it. Taggers find them (engine/data/tagger); `triples` here is the usual one.
 
 From Python source: the module that defines a name, the class of a method, base classes, exceptions that a
 function raises, each with the first sentence of the head's docstring. From other text: sentences that begin
@@ -11,18 +11,29 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
+from atelier.engine.config.kind_files import kind_module
+from atelier.engine.config.taggers import USUAL, TaggerSpec
+from atelier.engine.config.task.prepare import ExtractConfig
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, TRIPLES, corpus_lines
+from atelier.engine.data.row import Column, text_problem
+from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
 MAX_CHARS = 400  # per sentence
+MISSED = {  # by kind of tagger: what would have triples
+    "rules": 'Python source, or text with sentences like "X is a Y"; for others +tagger@data.taggers=chinese,'
+    " german or listed",
+    "sentences": "text with sentences that the pattern matches, or another pattern",
+    "listed": f"triples of which a sentence of at most {MAX_CHARS} characters has both names",
+}
 _END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])\s+(?=\S)|(?<=[。！？])|\n\s*\n")
 _POINTING = r"(?!(?:This|That|It|There|Here|These|Those|What|Which|He|She|They|We|You|I|One)\b)"
 _NAME = r"(?:[A-Z][\w.'-]*|[a-z]\w*[._(]\w*\)?)"
@@ -42,26 +53,36 @@ class Triple(NamedTuple):
     text: str
 
 
+Find = Callable[[str, str], Iterator[Triple]]  # a document's id and text -> its triples
+Rows = Callable[[Sequence[Column]], Iterator[dict[str, Json]]]  # columns -> rows of a tagger's file
+
+
 def extract(
-    corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
+    config: ExtractConfig, corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
 ) -> dict[str, Json]:
     """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
 
     Of equal triples the first is kept, training documents before held-out ones, so that held-out triples were
-    not trained on. Raises DataError if there are none.
+    not trained on. Raises DataError if there are none, or none of a tagger.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
+    taggers = {name: tagger(name, spec, config, progress) for name, spec in config.taggers.items()}
     found: dict[tuple[str, str, str], tuple[Triple, str]] = {}
+    without = set(taggers)
     for line in corpus_lines(corpus, scratch):
-        for triple in triples(line["id"], line["text"]):
-            kept = found.get(triple[:3])
-            if kept is None or (kept[1], line["split"]) == (HELD_OUT, TRAIN):
-                found[triple[:3]] = triple, line["split"]
+        for name, find in taggers.items() or [("", triples)]:
+            for triple in find(line["id"], line["text"]):
+                without.discard(name)
+                kept = found.get(triple[:3])
+                if kept is None or (kept[1], line["split"]) == (HELD_OUT, TRAIN):
+                    found[triple[:3]] = triple, line["split"]
         progress.advance(1)
-    if not found:
+    if without or not found:
+        name = min(without, default="")
+        documents = corpus.record.summary.get("documents", "its")
         raise DataError(
-            f"data.source: no triples in {corpus.record.summary.get('documents', 'its')} documents; give"
-            ' Python source, or text with sentences like "X is a Y"'
+            f"{f'data.taggers.{name}' if name else 'data.source'}: no triples in {documents} documents; give"
+            f" {MISSED[config.taggers[name].kind if name else USUAL]}"
         )
     lines = [triple._asdict() | {"split": split} for triple, split in found.values()]
     text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in lines)
@@ -73,6 +94,22 @@ def extract(
         "held_out": splits[HELD_OUT],
         "relations": dict(sorted(relations.items())),
     }
+
+
+def tagger(name: str, spec: TaggerSpec, config: ExtractConfig, progress: Progress) -> Find:
+    """The function that finds triples in documents. Raises ConfigError and DataError."""
+
+    def rows(columns: Sequence[Column]) -> Iterator[dict[str, Json]]:
+        with SourceReader(on_error="stop", place="", progress=progress) as reader:
+            for path, expected in config.files.get(name, ()):
+                for _, where, row in reader.rows(path, expected, columns):
+                    for column in columns:
+                        if problem := text_problem(row, column.names[0]):
+                            raise DataError(f"{where}: {problem}; data.taggers.{name} names the fields")
+                    yield row
+
+    build = cast(Callable[[TaggerSpec, Rows], Find], kind_module("data/tagger", spec.kind, "build").build)
+    return build(spec, rows)
 
 
 def triples(name: str, text: str) -> Iterator[Triple]:
@@ -140,9 +177,15 @@ def first_sentence(text: str) -> str:
     return sentence if len(words) > 1 and len(sentence) <= MAX_CHARS else ""
 
 
-def _of_prose(text: str) -> Iterator[Triple]:
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of at most MAX_CHARS characters, each on one line."""
     for part in _END.split(text):
         sentence = " ".join(part.split())
-        match = _IS.match(sentence) if len(sentence) <= MAX_CHARS else None
-        if match:
+        if sentence and len(sentence) <= MAX_CHARS:
+            yield sentence
+
+
+def _of_prose(text: str) -> Iterator[Triple]:
+    for sentence in sentences(text):
+        if match := _IS.match(sentence):
             yield Triple(match["head"], IS, match["tail"], sentence)

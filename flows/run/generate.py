@@ -10,7 +10,7 @@ from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.generation import Generation, messages_of
 from atelier.engine.config.message import Continuation
-from atelier.engine.config.parallel import InferenceLayout, Parallel
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io.machine import num_cores
@@ -64,12 +64,6 @@ def model_called(word: str, store: Store) -> Record:
         raise ConfigError("generate", str(error)) from None
     spec_of(record, store, "generate", word)
     return record
-
-
-def layout_of(word: str) -> Parallel:
-    """The layout in words like "tensor=2,pipeline=2"; '' is one rank. Raises ConfigError for others."""
-    parts = [part.partition("=") for part in word.split(",") if part.strip()]
-    return parse(InferenceLayout, {key.strip(): size for key, _, size in parts}, "split").parallel("auto")
 
 
 def continuations(

@@ -29,6 +29,7 @@ from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.sections import sections_of
 from atelier.engine.config.task.curation import FilterConfig
+from atelier.engine.config.task.prepare import ExtractConfig
 from atelier.engine.io.source_check import source_digest
 from atelier.engine.io.user_folders import cache_folder
 from atelier.infra.code import syntax
@@ -48,12 +49,14 @@ REGISTRIES = (
     "conversion",
     "data/datasets",
     "data/filter",
+    "data/tagger",
     "config/model",
     "config/router",
     "config/objective",
     "config/optim",
     "config/conversion",
     "config/filter",
+    "config/tagger",
 )
 # code that does not change results, or only their floating-point bits; serialization, configuration and error
 # checks; preparation of data, whose results are parents
@@ -87,7 +90,10 @@ LEFT_OUT = (
         f"engine/config/{name}.py"
         for name in ("identity_defaults", "parallel", "pool", "record", "registry", "section")
     ),
-    *(f"engine/config/{name}.py" for name in ("message", "run_file", "site", "curation", "filters")),
+    *(
+        f"engine/config/{name}.py"
+        for name in ("message", "run_file", "site", "curation", "filters", "taggers")
+    ),
 )
 TRAINED = ("train", "finetune")
 RIVALS = ("engine/inference/rivals.py",)  # for scored heads
@@ -225,6 +231,9 @@ def _kinds_read(node: Node) -> set[str]:
     if node.task == "filter_documents":
         kinds = {one.kind for _, one in FilterConfig.model_validate(node.config).filters}
         found.update(f"{group}/{kind}" for group in ("filter", "data/filter") for kind in kinds)
+    if node.task == "extract":
+        kinds = {one.kind for one in ExtractConfig.model_validate(node.config).taggers.values()}
+        found.update(f"{group}/{kind}" for group in ("tagger", "data/tagger") for kind in kinds)
     if rule := section_of(node.config.get("rule", {})).get("kind"):
         found.add(f"conversion/{rule}")
     if node.task == "imitate":

@@ -41,7 +41,6 @@ Value = str | int | float
 
 DEFAULTS: dict[str, int | float] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, "seed": 1}
 HOSTS = "ATELIER_SERVE_HOSTS"  # allowed host names of the server, besides loopback and its address
-SPLIT = "ATELIER_SERVE_SPLIT"  # layout of the model over ranks of this machine, such as tensor=2
 MOST = 2**63  # upper bound of numbers in requests
 MOST_DIGITS = 100  # characters of a number given as text
 
@@ -231,16 +230,6 @@ def guard_server(code: str) -> None:
     FastAPI.build_middleware_stack = lambda self: guarded(build(self), code)  # for this server alone
 
 
-def layout_of(words: str) -> dict[str, int]:
-    """The axes of words like tensor=2,pipeline=2; '' is one rank."""
-    found = {"shard": 1}
-    for axis, _, size in (word.strip().partition("=") for word in words.split(",") if word.strip()):
-        if not size.isdigit():
-            raise BadRequest(f"{SPLIT} is {shown(words)}; give axes such as tensor=2 or tensor=2,pipeline=2")
-        found[axis] = int(size)
-    return found
-
-
 class Child:
     """A child process that generates text: JSON lines in and out; requests have numbers, answers come when
     each is done. It ends when its standard input ends.
@@ -251,7 +240,6 @@ class Child:
         folder = Path(self._scratch.name)
         run = {"schema": 1, "task": "generate", "version": 1, "config": {"serve": True}, "outputs": {}}
         run |= {"inputs": {"model": model}, "scratch": str(folder / "scratch"), "seed": 1}
-        run |= {"layout": layout_of(os.environ.get(SPLIT, ""))}
         (folder / "scratch").mkdir()
         (folder / "run.json").write_text(json.dumps(run))
         self._errors = (folder / "errors.txt").open("w+b")

@@ -265,7 +265,8 @@ def generate(
 
     >>> generate("student_a", "def main(", max_tokens=40, temperature=0)
     """
-    from atelier.flows.run.generate import continuations, generation_of, layout_of, model_called
+    from atelier.engine.config.parallel import split_of
+    from atelier.flows.run.generate import continuations, generation_of, model_called
     from atelier.flows.run.store_check import open_store
 
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
@@ -277,7 +278,7 @@ def generate(
     generation, store = generation_of(prompts, given), open_store()
     texts = [""] * len(prompts)
     if prompts:
-        record, layout = model_called(model, store), layout_of(split)
+        record, layout = model_called(model, store), split_of(split, "split")
         with closing(continuations(record, generation, store, layout)) as pieces:
             for piece in pieces:
                 texts[piece.get("prompt", 0)] += piece.get("text", "")

@@ -1,4 +1,4 @@
-"""Configs of the tasks that prepare data; encode, extract and describe have none. `files`: all files read,
+"""Configs of the tasks that prepare data; encode and describe have none. `files`: all files read,
 each with its content id; `place`, `length`: configuration keys, for errors.
 """
 
@@ -6,6 +6,7 @@ from atelier.engine.config.base import JsonObject, Spec
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import AdoptedEnds, Labels, Source, Tokenizer
 from atelier.engine.config.evaluation_source import Form
+from atelier.engine.config.taggers import Tagger
 
 
 class CurateConfig(Spec):
@@ -32,6 +33,13 @@ class RenderConfig(Spec):
     files: tuple[tuple[str, str], ...]
     place: str = "chats"
     length: str = "train.sequence"
+
+
+class ExtractConfig(Spec):
+    """`files`: by tagger that reads rows."""
+
+    taggers: dict[str, Tagger] = {}
+    files: dict[str, tuple[tuple[str, str], ...]] = {}
 
 
 class PoseConfig(Spec):

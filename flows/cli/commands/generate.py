@@ -7,8 +7,9 @@ from contextlib import closing
 
 from atelier.engine.config.error import ConfigError, printable
 from atelier.engine.config.message import Continuation
+from atelier.engine.config.parallel import split_of
 from atelier.engine.config.record import Record
-from atelier.flows.run.generate import SAMPLING, WISHES, continuations, generation_of, layout_of, model_called
+from atelier.flows.run.generate import SAMPLING, WISHES, continuations, generation_of, model_called
 from atelier.flows.run.store_check import open_store
 from atelier.infra.store.store import Store
 
@@ -23,7 +24,10 @@ def run(options: Namespace) -> int:
     given = {key: getattr(options, key) for key in (*SAMPLING, *WISHES, "memory", "chat")}
     given["keywords"] = [word.strip() for word in (options.keywords or "").split(",") if word.strip()]
     try:
-        generation, layout = generation_of(options.prompt or [""], given), layout_of(options.split or "")
+        generation, layout = (
+            generation_of(options.prompt or [""], given),
+            split_of(options.split or "", "split"),
+        )
     except ConfigError as error:
         raise ConfigError(f"--{error.place.replace('_', '-')}", error.problem, error.way_out) from None
     record = model_called(options.model, store)

@@ -1,11 +1,18 @@
+import io
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from atelier import PROJECT
+from atelier.engine.config.base import parse
 from atelier.engine.config.data import Source
-from atelier.engine.config.error import DataError
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.task.prepare import ExtractConfig
 from atelier.engine.data.triples import Triple, first_sentence, triples
+from atelier.engine.data.triples import tagger as find_with
+from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import content_id, stdlib_files, stdlib_folder
 
 SOURCE = '''"""A module."""
@@ -112,3 +119,68 @@ def test_a_corpus_that_states_nothing_is_refused(workshop):
     corpus = workshop.corpus(["it rains", "it pours", "it snows"])
     with pytest.raises(DataError, match="no triples in 3 documents; give Python source"):
         workshop.run("extract", {}, {"corpus": corpus}, "triples")
+
+
+def found_by(tagger: str, *texts: str) -> list[tuple[str, str, str]]:
+    """What a tagger of conf/tagger finds in these documents."""
+    spec = yaml.safe_load((PROJECT / f"conf/tagger/{tagger}.yaml").read_text())[tagger]
+    config = ExtractConfig(taggers={tagger: spec})
+    find = find_with(tagger, config.taggers[tagger], config, Progress(io.StringIO()))
+    return [triple[:3] for text in texts for triple in find("x", text)]
+
+
+def test_triples_of_chinese_and_german_sentences() -> None:
+    chinese = "北京是一座古老的城市。他是一位诗人。1953年，马军回到了苏州。李娜是画家。这是一本书。马军不在。"
+    assert found_by("chinese", chinese) == [("北京", "是", "古老的城市"), ("李娜", "是", "画家")]
+    german = "Der Rhein ist ein langer Fluss in Europa. Das ist ein Haus. Anna Schmidt war die erste Ärztin."
+    assert found_by("german", german) == [
+        ("Der Rhein", "ist ein", "langer Fluss"),
+        ("Anna Schmidt", "ist ein", "erste Ärztin"),
+    ]
+    assert found_by("chinese", german) == found_by("german", chinese) == []
+
+
+def listed(folder: Path, rows: list[dict[str, str]], **more: str) -> ExtractConfig:
+    path = folder / "graph.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    spec = {"kind": "listed", "source": str(path), **more}
+    return ExtractConfig.model_validate(
+        {"taggers": {"graph": spec}, "files": {"graph": [(str(path), content_id(str(path)))]}}
+    )
+
+
+def test_given_triples_get_a_sentence_with_both_names_as_whole_words(tmp_path: Path) -> None:
+    rows = [
+        {"subject": "Oslo", "relation": "capital of", "object": "Norway"},
+        {"subject": "Oslo", "relation": "on", "object": "Mars"},
+        {"subject": "art", "relation": "is", "object": "Nor"},  # only inside of words
+        {"subject": "北京", "relation": "首都", "object": "中国"},
+        {"subject": "中", "relation": "of", "object": "国"},
+    ]
+    config = listed(tmp_path, rows)
+    find = find_with("graph", config.taggers["graph"], config, Progress(io.StringIO()))
+    text = "We start in Oslo, the capital of Norway. Oslo is old. 北京是中国的首都。"
+    assert [(one.head, one.relation, one.tail, one.text) for one in find("x", text)] == [
+        ("Oslo", "capital of", "Norway", "We start in Oslo, the capital of Norway."),
+        ("中", "of", "国", "北京是中国的首都。"),
+        ("北京", "首都", "中国", "北京是中国的首都。"),
+    ]
+
+
+def test_a_triple_without_a_field_is_named_by_file_and_row(tmp_path: Path) -> None:
+    config = listed(tmp_path, [{"subject": "a", "object": "b"}])
+    with pytest.raises(DataError, match=r"graph\.jsonl:1: field 'relation' is missing.*data\.taggers\.graph"):
+        find_with("graph", config.taggers["graph"], config, Progress(io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"kind": "sentences", "pattern": "(?P<head>a"}, "is no regular expression"),
+        ({"kind": "sentences", "pattern": "(?P<head>a)"}, r"has no group \(\?P<tail>"),
+        ({"kind": "sentence"}, "did you mean sentences"),
+    ],
+)
+def test_a_tagger_that_cannot_work_is_refused(spec: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(ExtractConfig, {"taggers": {"mine": spec}}, "config")

@@ -13,7 +13,8 @@ import pandas
 import pytest
 
 from atelier import IMPORT_ROOT
-from atelier.infra.tracking.predictor import SPLIT, Child, layout_of, requests_of
+from atelier.engine.generate import SPLIT
+from atelier.infra.tracking.predictor import Child, requests_of
 from tests.infra.tracking.tiny_version import registered, tiny_files
 
 
@@ -106,19 +107,12 @@ def test_a_child_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     child.close()
 
 
-def test_the_layout_of_a_served_model_is_axes_or_refused_in_one_line() -> None:
-    assert layout_of("") == {"shard": 1}
-    assert layout_of(" tensor=2, pipeline=2") == {"shard": 1, "tensor": 2, "pipeline": 2}
-    for words in ("tensor", "tensor=", "tensor=two", "tensor=-1"):
-        with pytest.raises(ValueError, match=r"^ATELIER_SERVE_SPLIT is .*; give axes such as tensor=2"):
-            layout_of(words)
-
-
-def test_an_axis_that_the_model_does_not_have_ends_the_child_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", ["tensors=2", "tensor", "tensor=two", "tensor=-1"])
+def test_a_layout_that_is_none_ends_the_child_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    monkeypatch.setenv(SPLIT, "tensors=2")
+    monkeypatch.setenv(SPLIT, words)
     child = Child(str(tmp_path / "no-model"), str(IMPORT_ROOT))
-    with pytest.raises(RuntimeError, match=r"exit code 2: .*layout.*tensors"):
+    with pytest.raises(RuntimeError, match=r"exit code 2: ATELIER_SERVE_SPLIT\.tensor"):
         child.ask({"prompt": "x"}).result()
     child.close()

@@ -1,0 +1,19 @@
+"""Given triples, such as those of a knowledge graph, each with the first sentence that has both its names."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.taggers import TaggerSpec
+
+
+class ListedTriples(TaggerSpec):
+    kind: Literal["listed"] = "listed"
+    source: str = Field(min_length=1, description="path or fsspec glob of .jsonl or .parquet files")
+    head: str = Field(default="subject", min_length=1, description="field with the head of a triple")
+    relation: str = Field(default="relation", min_length=1, description="field with its relation")
+    tail: str = Field(default="object", min_length=1, description="field with its tail")
+
+    @property
+    def reads(self) -> tuple[str, str]:
+        return self.source, self.head

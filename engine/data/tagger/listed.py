@@ -1,0 +1,65 @@
+"""Given triples, each with a sentence that has both its names."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from atelier.engine.config.tagger.listed import ListedTriples
+from atelier.engine.data.row import Column
+from atelier.engine.data.triples import Find, Rows, Triple, sentences
+
+BEGIN = 2  # characters by which heads are looked up
+
+
+def build(spec: ListedTriples, rows: Rows) -> Find:
+    """`find` takes time in proportion to the text, and to the triples whose heads it has."""
+    by_begin: dict[str, set[str]] = defaultdict(set)
+    by_head: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    columns = [Column(names=(name,)) for name in (spec.head, spec.relation, spec.tail)]
+    for row in rows(columns):
+        head, relation, tail = (str(row[name]).strip() for name in (spec.head, spec.relation, spec.tail))
+        if head and tail and head != tail:
+            by_begin[head[:BEGIN]].add(head)
+            by_head[head].append((relation, tail))
+
+    def find(name: str, text: str) -> Iterator[Triple]:
+        for sentence in sentences(text):
+            heads = {
+                head
+                for at in range(len(sentence))
+                for size in range(1, BEGIN + 1)
+                for head in by_begin.get(sentence[at : at + size], ())
+                if is_there(head, sentence, at)
+            }
+            for head in sorted(heads):
+                for relation, tail in by_head[head]:
+                    if has(tail, sentence):
+                        yield Triple(head, relation, tail, sentence)
+
+    return find
+
+
+def has(name: str, sentence: str) -> bool:
+    """Whether a sentence has this name, not as a part of a longer word."""
+    at = sentence.find(name)
+    while at >= 0:
+        if is_there(name, sentence, at):
+            return True
+        at = sentence.find(name, at + 1)
+    return False
+
+
+def is_there(name: str, sentence: str, at: int) -> bool:
+    """Whether the name is at this place, between words where words are separated by blanks."""
+    end = at + len(name)
+    if sentence[at:end] != name:
+        return False
+    before, after = sentence[at - 1 : at] if at else "", sentence[end : end + 1]
+    return not (_joins(before, name[0]) or _joins(name[-1], after))
+
+
+def _joins(one: str, other: str) -> bool:
+    """Whether two neighbours are of one word: both letters or digits of a script that separates words."""
+    return all(sign.isalnum() and ord(sign) < FIRST_UNSEPARATED for sign in (one or " ", other or " "))
+
+
+FIRST_UNSEPARATED = 0x0E00  # Thai; Chinese and Japanese signs are above, and Korean words are cut
