@@ -3,7 +3,7 @@
 python benchmarks/gpu.py PART [--models 125m 1b] [--precision bf16] [--gpus 1] [--steps 30]
 
 speed       MFU, seconds of a step and memory beside the plan, of models of 125 M, 1 B, 3 B parameters; with
-            --gpus 8 sharded (FSDP2), also of 8 B
+            --gpus 8 sharded (FSDP2), also of 8 B. Each leaves up to 16 bytes a parameter on disk for a while
 repeat      whether equal runs and resumed runs have equal bits, with and without parallel.deterministic, and
             what it costs
 students    a teacher with two students beside the teacher alone: seconds of a step, and FLOPs
@@ -16,6 +16,7 @@ checkpoint  how long steps stand still for a checkpoint
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -34,11 +35,13 @@ import torch
 from machine import keep, use_own_code
 
 from atelier.engine.config.device import DEVICES, is_device
+from atelier.engine.config.metric import merge
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.model.moe import MoE
+from atelier.engine.parallel.compute import Precision, arithmetic
 from atelier.engine.plan.estimate import estimate
 from tests.engine.trainings import TrainingSetup, role, student, tokens, train
 
@@ -125,9 +128,9 @@ def trained(
         out, errors = process.communicate(timeout=3600)
         if process.returncode:
             raise SystemExit(f"a training failed: {out[-500:]}{errors[-2000:]}")
-    segments = sorted((made.folder / "trajectory" / next(iter(roles)) / "metrics").glob("*.jsonl"))
-    lines = [json.loads(line) for path in segments for line in path.read_text().splitlines()]
-    return [line["timing"] for line in lines]
+    folder = made.folder / "trajectory" / next(iter(roles)) / "metrics"
+    lines = merge((path.name, path.read_text()) for path in sorted(folder.glob("*.jsonl")))
+    return [line.get("timing", {}) for line in lines]
 
 
 def usual(timings: list[dict[str, float]], key: str = "step_s") -> float:
@@ -137,8 +140,10 @@ def usual(timings: list[dict[str, float]], key: str = "step_s") -> float:
 
 
 def how_of(asked: Asked, batch: Batch, steps: int, **more: Any) -> Any:
+    """Each GPU has the batch."""
     defaults = {"checkpoint_every": NEVER, "eval_every": NEVER, "keep": 0, "micro_batch": "auto"}
-    return train(steps, precision=asked.precision, **(defaults | batch | more))
+    whole = {"global_batch": batch["global_batch"] * asked.gpus}
+    return train(steps, precision=asked.precision, **(defaults | batch | whole | more))
 
 
 def speed(asked: Asked) -> dict[str, Any]:
@@ -148,6 +153,7 @@ def speed(asked: Asked) -> dict[str, Any]:
         shape, layout = role(shape=model, lr=3e-4), asked.layout()
         how = how_of(asked, batch, asked.steps)
         timings = trained(setup(asked.folder / name, model.tokens), {name: shape}, how, layout)
+        shutil.rmtree(asked.folder / name)  # the last checkpoint has 12 bytes a parameter, the model 4
         rate = usual(timings, "tokens_per_s")
         memory_gb = max(timing["memory_gb"] for timing in timings)
         found[name] = {
@@ -175,7 +181,9 @@ def pool_of(asked: Asked) -> Pool | None:
         return Pool(half=True)
     name = torch.cuda.get_device_name(asked.device)
     kind = next((known for known in DEVICES if is_device(known, name)), None)
-    return None if kind is None else Pool(gpu=kind, gpus=asked.gpus, gpus_per_node=asked.gpus)
+    if kind is None:
+        return None
+    return Pool(gpu=kind, stack="atelier", gpus=asked.gpus, gpus_per_node=asked.gpus)
 
 
 def repeat(asked: Asked) -> dict[str, Any]:
@@ -187,8 +195,11 @@ def repeat(asked: Asked) -> dict[str, Any]:
         for case, ends in {"once": [16], "again": [16], "resumed": [8, 16]}.items():
             made = setup(asked.folder / f"{is_on}-{case}", model.tokens)
             for end in ends:
-                how = how_of(asked, batch, end)
+                how = how_of(asked, batch, end, keep=1)
                 timings = trained(made, {name: role(shape=model)}, how, asked.layout(deterministic=is_on))
+            segments = sorted((made.folder / "trajectory" / name / "metrics").glob("*.jsonl"))
+            first = json.loads(segments[-1].read_text().splitlines()[0])["step"]
+            assert first == (ends[-2] + 1 if len(ends) > 1 else 1), f"{case} begins at step {first}"
             weights[case] = made.weights(name)
             seconds.append(usual(timings))
         found["deterministic" if is_on else "default"] = {
@@ -224,6 +235,7 @@ def students(asked: Asked) -> dict[str, Any]:
 def experts(asked: Asked) -> dict[str, Any]:
     """As benchmarks/moe.py, without peers; `loop` and `grouped` are this engine's two ways."""
     found: dict[str, Any] = {}
+    precision: Precision = "fp32" if asked.precision == "fp32" else "bf16"
     moe.TOKENS = moe.TOKENS if asked.device.type == "cuda" else 64
     for number in moe.CASES if asked.device.type == "cuda" else (8,):
         torch.manual_seed(number)
@@ -235,10 +247,11 @@ def experts(asked: Asked) -> dict[str, Any]:
         timed = partial(
             moe.timed, x_BTD=x_BTD, rounds=max(3, asked.steps // 2), wait=partial(wait, asked.device)
         )
-        seconds = timed({"loop that gathers and adds": ways["loop"].to(asked.device)})
-        for way in ("loop", "grouped"):
-            mine.experts.products = way
-            seconds |= timed({way: mine})
+        with arithmetic(precision, asked.device):
+            seconds = timed({"loop that gathers and adds": ways["loop"].to(asked.device)})
+            for way in ("loop", "grouped"):
+                mine.experts.products = way
+                seconds |= timed({way: mine})
         found[f"{number} experts"] = {way: one["seconds"] for way, one in seconds.items()}
     return {"tokens": moe.TOKENS, "hidden": moe.HIDDEN, "seconds forward and backward": found}
 
@@ -252,13 +265,14 @@ def checkpoint(asked: Asked) -> dict[str, Any]:
         made = setup(asked.folder / case, model.tokens)
         timings = trained(made, {name: role(shape=model)}, how, asked.layout())
         found[case] = sum(timing["step_s"] + timing["checkpoint_stall_s"] for timing in timings[WARM_UP:])
+        saved = sum(timing["checkpoint_stall_s"] > 0 for timing in timings[WARM_UP:])
     more = found["each fifth step"] - found["none"]
-    saved = len(range(WARM_UP, asked.steps, 5))
     return {
         name: {"state_gb": round(12 * model.num_params() / 1e9, 2)},
         "seconds": {case: round(each, 3) for case, each in found.items()},
+        "checkpoints": saved,
         "seconds a checkpoint": round(more / max(1, saved), 4),
-        "share": round(more / found["none"], 4),
+        "share": round(more / max(1e-9, found["none"]), 4),
     }
 
 

@@ -63,7 +63,7 @@ class Loop(nn.Module):
             token_Q, place_Q = (chosen_NK == number).nonzero(as_tuple=True)
             if len(token_Q):
                 y_QD = mlp(x_ND[token_Q], weights, "silu") * share_NK[token_Q, place_Q, None]
-                y_ND = y_ND.index_add(0, token_Q, y_QD)
+                y_ND = y_ND.index_add(0, token_Q, y_QD.to(y_ND.dtype))
         return y_ND
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from atelier.engine.checkpoint.folder import GONE, remove_strays, verify
 from atelier.engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from atelier.engine.config.error import DamageError
+from atelier.engine.config.document import MOST_BYTES
+from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io.storage import (
     TEMPORARY,
     exists,
@@ -58,17 +59,26 @@ class Commit:
     def finish(self, manifest: Manifest) -> None:
         """Make `manifest` the checkpoint at the address; an undamaged one with equal content stays.
 
-        Raises DamageError if rank 0 does not see the files of other ranks.
+        Raises DamageError if rank 0 does not see the files of other ranks, and ConfigError for a manifest
+        that is too large to be read.
         """
         self._check_sizes(manifest)
+        sealed = manifest.sealed()
+        if len(sealed) > MOST_BYTES:
+            raise ConfigError(
+                "parallel",
+                f"{manifest.world} ranks write a manifest of {len(sealed) / 1e6:.0f} MB, but at most"
+                f" {MOST_BYTES / 1e6:.0f} MB are read back",
+                "more replicate and less shard for the same ranks",
+            )
         if exists(self.url) and self._is_there(manifest):
             self.discard()
             return
         if not is_local(self.url):
-            write_bytes(join(self.url, MANIFEST), manifest.sealed())
+            write_bytes(join(self.url, MANIFEST), sealed)
             remove_strays(self.url, manifest)
             return
-        write_bytes(join(self.place, MANIFEST), manifest.sealed())
+        write_bytes(join(self.place, MANIFEST), sealed)
         place, target = local_path(self.place), local_path(self.url)
         if target.is_dir():
             self._replace(manifest, place, target)

@@ -84,10 +84,11 @@ ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g",
 
 def known(name: str) -> Device | None:
     """The figures of a device by its common name; None if unknown."""
-    return DEVICES.get(_plain(name))
+    return DEVICES.get(plain_name(name))
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A device type as DEVICES calls it, if it is there."""
     plain = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
     return ALIASES.get(plain, plain)
 
@@ -98,7 +99,7 @@ def is_device(wanted: str, found: str) -> bool:
     """
     if CPU in (wanted.lower(), found.lower()):
         return wanted.lower() == found.lower()
-    return known(wanted) is None or all(_has(found, word) for word in _plain(wanted).split("-"))
+    return known(wanted) is None or all(_has(found, word) for word in plain_name(wanted).split("-"))
 
 
 def _has(name: str, word: str) -> bool:

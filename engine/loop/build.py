@@ -36,6 +36,7 @@ from atelier.engine.model.soft_prompt import TABLE, first_prompt, tune_prompt
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
+    HALF,
     check_bf16,
     check_float8,
     compile_blocks,
@@ -229,7 +230,9 @@ def _stage(
     for experts in mixtures(model):
         experts.products = layout.expert_products
     if layout.embedding == "columns" and files is None and has_own_head(spec.role.model):
-        dtype, is_even = weight_dtype(train.precision), not keys_with(layout, "chooses_batches")
+        is_half = train.precision in HALF and build_context.gang.device.type == "cuda"
+        dtype = torch.bfloat16 if is_half else weight_dtype(train.precision)  # the stream is widened later
+        is_even = not keys_with(layout, "chooses_batches")
         split_embedding(model, grid, dtype, is_even=is_even, is_first=is_first)
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
     owner = _owner(model, spec, build_context)

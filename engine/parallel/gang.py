@@ -42,6 +42,7 @@ CUBLAS_WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # the value
 # timeout of collectives: fails the gang if no hang detector did before
 PATIENCE = timedelta(hours=1)
 
+LEASH = "ATELIER_RANK_ENDS_WITH_INPUT"
 OTHERS_END_S = 3.0  # for ranks to end once one has
 WATCH_S = 0.2
 
@@ -153,10 +154,10 @@ def other_ranks(module: str, path: str, ranks: int) -> Iterator[None]:
                 with said.open("wb") as out:
                     others[said] = subprocess.Popen(
                         [sys.executable, "-m", module, path],
-                        stdin=subprocess.DEVNULL,
+                        stdin=subprocess.PIPE,
                         stdout=out,
                         stderr=out,
-                        env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), LEASH: "1"},
                     )
             threading.Thread(target=_watch, args=(others, is_over), daemon=True).start()
             yield
@@ -169,6 +170,12 @@ def other_ranks(module: str, path: str, ranks: int) -> Iterator[None]:
             for process in others.values():
                 process.kill()
                 process.wait()
+
+
+def _end_with_parent() -> None:
+    """End this process when its standard input ends: with rank 0, even if that is killed."""
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def _watch(others: Mapping[Path, subprocess.Popen[bytes]], is_over: threading.Event) -> None:
@@ -192,6 +199,8 @@ def start_gang(layout: Parallel, gpu: str = "") -> Gang:
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     heartbeat = Heartbeat.of_rank(rank)
+    if os.environ.pop(LEASH, ""):
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     device = _device(layout, gpu)
     keep_freed_memory()
     bound_kernel_cache()
@@ -290,11 +299,13 @@ def _device(layout: Parallel, gpu: str) -> torch.device:
         asked = f"the pool has {gpu}" if gpu else "is cuda"
         cuda = torch.version.cuda or torch.version.hip
         why = next((f" ({str(one.message).splitlines()[0]})" for one in said), "") if cuda else ""
-        way_out = f"update the GPU's driver for CUDA {cuda}" if why else "install a torch build for its GPUs"
+        way_out = "" if why or cuda else "install a torch build for its GPUs; "
+        if "too old" in why:
+            way_out = f"update the GPU's driver for CUDA {cuda}; "
         raise ConfigError(
             "pool.gpu" if gpu else "parallel.device",
             f"{asked}, but torch {torch.__version__} sees no GPU on {host}{why}",
-            f"{way_out}; pool=cpu computes on CPUs",
+            f"{way_out}pool=cpu computes on CPUs",
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if gpu and not is_device(gpu, name := torch.cuda.get_device_name(device)):

@@ -202,7 +202,7 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stag
     if has_stages:
         sizes["stage"] = layout.num_stages
     check_limits(role.model, sizes, place=place, model=model)
-    check_manifest(role.model, axes, place=place, model=model)
+    check_manifest(role, axes, place=place, model=model)
     if layout.stages and has_stages:
         num_blocks, num_stages = role.model.num_blocks, layout.num_stages
         if len(layout.stages) != num_stages or sum(layout.stages) != num_blocks:

@@ -163,7 +163,7 @@ class Setting:
             latency=device.latency_us * 1e-6,
         )
         seconds = step_time(model_shape, self.role.optim.kind, computed, parallel, machine, interconnect)
-        tier = off_device(self.role.model, train, parallel, device)
+        tier = off_device(self.role.model, train, parallel, device, is_cpu=self.pool.is_cpu)
         if tier is not None:
             seconds = replace(seconds, disk=tier.exposed(seconds.total))
         memory = peak_memory(model_shape, computed, parallel, machine, tier)
@@ -187,11 +187,13 @@ class Setting:
         )
 
 
-def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device) -> OffDevice | None:
+def off_device(
+    spec: ModelSpec, train: Train, parallel: Parallel, device: Device, *, is_cpu: bool
+) -> OffDevice | None:
     """The cost of a role's weights that an extension keeps off the device; None if all are on it."""
     for name in sorted(extensions_of(parallel)):
         find = getattr(extension_part(name, "cost"), "off_device", None)
-        if find is not None and (found := find(spec, train, parallel, device)) is not None:
+        if find is not None and (found := find(spec, train, parallel, device, is_cpu=is_cpu)) is not None:
             return cast(OffDevice, found)
     return None
 

@@ -14,7 +14,7 @@ from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
-MOMENTS, PART_BYTES = 3, 55  # tensors of a weight in a checkpoint; bytes of a tensor's part in its manifest
+PART_BYTES, FILE_BYTES = 45, 110  # in a manifest, at least: of a part of a tensor, of a rank's file
 FEW_PARTS = 64  # of each tensor: a manifest of fewer is small
 
 
@@ -132,25 +132,30 @@ def check_limits(
             )
 
 
-def check_manifest(spec: ModelSpec, axes: Axes, *, place: str, model: str) -> None:
-    """Raise ConfigError if a checkpoint's manifest, which lists the parts of all tensors, would be larger
-    than what is read back.
+def check_manifest(role: Role, axes: Axes, *, place: str, model: str) -> None:
+    """Raise ConfigError where a checkpoint's manifest, which lists the parts of all tensors, is surely larger
+    than what is read back; its first save checks the exact size.
     """
-    parts = axes.ranks // axes.replicate  # of each weight and its moments
-    if parts < FEW_PARTS:
+    spec, shared = role.model, axes.data // axes.replicate * axes.context
+    if shared * axes.tensor < FEW_PARTS or role.trainable.kind != "full":
         return
-    known = spec if spec.vocab != "auto" else spec.resolved(1)
-    size = MOMENTS * PART_BYTES * len(known.shapes()) * parts
-    if size <= MOST_BYTES:
+    shapes = (spec if spec.vocab != "auto" else spec.resolved(1)).shapes().values()
+    moments = 3 if role.optim.kind == "adamw" else 2  # tensors of a weight
+
+    def manifest(shared: int) -> int:
+        parts = sum(min(shared, shape[0]) * (axes.tensor if len(shape) > 1 else 1) for shape in shapes)
+        return moments * PART_BYTES * parts + FILE_BYTES * shared * axes.tensor
+
+    if (size := manifest(shared)) <= MOST_BYTES:
         return
-    fewer = next((n for n in divisors(axes.shard, axes.shard) if size / n <= MOST_BYTES), None)
+    fewer = next((n for n in divisors(axes.shard, axes.shard) if manifest(shared // n) <= MOST_BYTES), None)
     way_out = "fewer ranks, or more pipeline stages"
     if fewer is not None:
         way_out = f"replicate={axes.replicate * fewer} shard={axes.shard // fewer} for the same ranks"
     raise ConfigError(
         f"{place}.shard",
-        f"{parts} ranks share each weight of {model}, so that the manifest of a checkpoint would have about"
-        f" {size / 1e6:.0f} MB; at most {MOST_BYTES / 1e6:.0f} MB are read",
+        f"{shared * axes.tensor} ranks share each weight of {model}: the manifest of a checkpoint would have"
+        f" about {size / 1e6:.0f} MB; at most {MOST_BYTES / 1e6:.0f} MB are read",
         way_out,
     )
 

@@ -4,13 +4,14 @@ import hashlib
 import math
 import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -77,11 +78,18 @@ class Probe:
         return Setting.of(self.role, self.train, Pool(), vocab=0)
 
 
-def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[str], None]) -> Pool:
+def calibrate(
+    root: str,
+    pool: Pool,
+    cores: int,
+    scratch: Path,
+    say: Callable[[str], None],
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Pool:
     """Train the shapes for some steps each: on CPUs with one thread, several gangs at once, all cores as
     threads, two ranks; on GPUs with one and, if there are more, two of them. Store the pool facts that fit
     their step times best; measurements of earlier trainings are deleted, since they were relative to other
-    facts.
+    facts. `env`: of the processes, which names their GPUs.
     """
     pool, tokens = with_half(pool), random_tokens(scratch / "tokens")
     layouts = _on_cpus(cores) if pool.is_cpu else _on_gpus(pool.gpus)
@@ -92,7 +100,8 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
         each = [replace(_probe_of(pool, shape, layout), beside=gangs - 1) for shape in shapes]
         folders = [scratch / str(number) / str(gang) for gang in range(gangs)]
         with ThreadPoolExecutor(gangs) as at_once:
-            runs = [at_once.submit(run_probes, root, folder, tokens, layout, each) for folder in folders]
+            probing = partial(run_probes, gpu="" if pool.is_cpu else pool.gpu, env=env)
+            runs = [at_once.submit(probing, root, folder, tokens, layout, each) for folder in folders]
             probes += [measured for run in runs for measured, _ in run.result()]
     names = (*GPU_FACTS, *LINKS)
     if pool.is_cpu:
@@ -120,7 +129,7 @@ def _on_cpus(cores: int) -> Layouts:
 
 
 def _on_gpus(gpus: int) -> Layouts:
-    one = Parallel(shard=1, threads=1, compile="none", device="cuda")
+    one = Parallel(shard=1, threads=1, compile="block", device="cuda")  # as long trainings are
     found: Layouts = [("one GPU", one, ALL_SHAPES, 1)]
     if gpus > 1:
         found.append(("two GPUs, shard", one.model_copy(update={"shard": 2}), SENT_SHAPES, 1))
@@ -149,7 +158,14 @@ def probe(
 
 
 def run_probes(
-    root: str, scratch: Path, tokens: str, layout: Parallel, probes: list[Probe]
+    root: str,
+    scratch: Path,
+    tokens: str,
+    layout: Parallel,
+    probes: list[Probe],
+    *,
+    gpu: str = "",
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> list[tuple[Probe, MeasuredSteps]]:
     """Train the probes one after another in one gang; returns them with step times, and the measurements."""
     trainings = [_training(one, scratch / "trajectory" / one.name) for one in probes]
@@ -157,12 +173,12 @@ def run_probes(
     work.mkdir(parents=True)
     run = RunFile(
         task="calibrate", version=1, config={"trainings": [one.model_dump(mode="json") for one in trainings]},
-        inputs={"tokens": tokens}, outputs={}, scratch=str(work), layout=layout,
+        inputs={"tokens": tokens}, outputs={}, scratch=str(work), layout=layout, gpu=gpu,
     )  # fmt: skip
     threads = layout.threads if isinstance(layout.threads, int) else 1
     orders = Orders(
         name="calibrate", module="atelier.engine.train", run=run, root=root, scratch=scratch,
-        ranks=layout.ranks, threads=threads, env=compile_cache(root),
+        ranks=layout.ranks, threads=threads, env=compile_cache(root) | dict(env),
     )  # fmt: skip
     start_gang(orders, lambda message: None, threading.Event())
     found = []

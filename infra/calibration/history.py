@@ -6,11 +6,12 @@ and effective time read from metric segments.
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TypedDict
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.device import CPU, is_device
+from atelier.engine.config.device import CPU, is_device, plain_name
 from atelier.engine.config.document import number_of
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.metric import FOLDER, effective, is_segment, merge, time_spent
@@ -119,9 +120,11 @@ def record_measurement(store: Store, pool: str, fingerprint: str, measurement: M
 
 def facts(root: str, pool: Pool) -> Pool:
     """The pool with the GPUs that it finds, and with calibrated facts of that type of device in place of
-    auto. Raises ConfigError as `with_gpus` does.
+    auto, of GPUs only in pools of this machine. Raises ConfigError as `with_gpus` does.
     """
     pool = with_half(with_gpus(root, pool))
+    if not pool.is_cpu and (pool.paper or pool.launcher != HERE):
+        return pool
     try:
         found = read_object(_facts_url(root, pool))
     except (FileNotFoundError, DamageError):
@@ -142,15 +145,20 @@ def with_half(pool: Pool) -> Pool:
 
 
 def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
-    """Store a pool's calibrated facts and delete its measurements, which were relative to other facts."""
+    """Store a pool's calibrated facts and delete the measurements of its devices, which were relative to
+    other facts, and unreadable ones.
+    """
     write_bytes(_facts_url(root, pool), json.dumps(dict(found), sort_keys=True).encode())
     folder = join(root, POOLS, pool.name or HERE)
     for name in names(folder):
+        with suppress(DamageError, FileNotFoundError):
+            if not is_device(pool.gpu, str(read_object(join(folder, name)).get("device", CPU))):
+                continue
         remove(join(folder, name))
 
 
 def _facts_url(root: str, pool: Pool) -> str:
-    kind = "" if pool.is_cpu else f".facts.{pool.gpu}"
+    kind = "" if pool.is_cpu else f".facts.{plain_name(pool.gpu)}"
     return join(root, POOLS, f"{pool.name or HERE}{kind}.json")
 
 

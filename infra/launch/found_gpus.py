@@ -78,7 +78,8 @@ def filled(pool: Pool, found: FoundGpus) -> Pool:
         raise ConfigError("pool.gpus", f"is {pool.gpus}, but {found.host} has {there}", way_out)
     number, kind = pool.gpus or found.free, type_of(found.name)
     base = known(kind) or UNKNOWN
-    facts = {} if kind else {name: getattr(UNKNOWN, name) for name in FACTS}
+    facts: dict[str, float | str] = {} if kind else {name: getattr(UNKNOWN, name) for name in FACTS}
+    facts["stack"] = "atelier"  # what runs here, whatever a table was measured with
     if found.memory_gb:
         left = round(LEFT * found.memory_gb, 1)
         facts["memory_gb"] = min(left, base.memory_gb) if kind else left

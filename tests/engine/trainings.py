@@ -247,7 +247,10 @@ class TrainingSetup:
         meeting = f"file://{self.folder}/meeting-{self._num_runs}"
         gang = {"WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": meeting, "OMP_NUM_THREADS": "1"}
         envs = [
-            os.environ | gang | {"RANK": str(rank), "PYTHONWARNINGS": "ignore"} | (environment or {})
+            os.environ
+            | gang
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONWARNINGS": "ignore"}
+            | (environment or {})
             for rank in range(world)
         ]
         if environment is None:

@@ -4,6 +4,7 @@ texts, class logits. `python -m tests.parity.inference_trials --seed 7 --seconds
 
 import argparse
 import json
+import math
 import random
 import tempfile
 import time
@@ -112,6 +113,7 @@ def compare(name: str, alone: Said, said: Said, precision: str, found: Trials) -
     """In float64 texts and best tokens are equal; numbers are as near as the precision's bound."""
     pairs = list(zip(numbers(alone), numbers(said), strict=True))
     far = max((abs(one - other) for one, other in pairs), default=0.0)
+    far = far if all(math.isfinite(number) for pair in pairs for number in pair) else math.inf
     found.worst[precision] = max(found.worst.get(precision, 0.0), far)
     if not far <= BOUNDS[precision]:
         found.failures[name] = f"{far} apart"

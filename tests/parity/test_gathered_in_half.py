@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from atelier.engine.model.placement import has_half
 from tests.engine.trainings import TrainingSetup, role, train
 from tests.forks import start_gang
 from tests.parity.cases import layout, net
@@ -11,6 +13,7 @@ from tests.parity.cases import layout, net
 STEPS = 3
 
 
+@pytest.mark.skipif(not has_half(torch.device("cpu")), reason="this CPU has no products of bfloat16")
 @pytest.mark.parametrize(
     "axes",
     [

@@ -3,6 +3,7 @@ Layouts have two and four ranks, models are of several kinds.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def test_a_likelihood_or_a_token_that_differs_is_found(whole: dict[str, Said]) -
     one = whole["dense"]
     nats_BT, best_BT = one["scored"][0]
     moved = [[nats + 1e-9 for nats in row] for row in nats_BT]
-    for wrong in (one | {"scored": [[moved, best_BT], *one["scored"][1:]]}, one | {"drawn": [[5]]}):
+    broken = [*nats_BT[:-1], [*nats_BT[-1][:-1], math.nan]]
+    wrongs = [one | {"scored": [[nats, best_BT], *one["scored"][1:]]} for nats in (moved, broken)]
+    for wrong in (*wrongs, one | {"drawn": [[5]]}):
         found = Trials()
         compare("a", one, one, "fp64", found)
         assert not found.failures

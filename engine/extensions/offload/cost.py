@@ -75,7 +75,9 @@ class TierCost(OffDevice):
         return max(0.0, self.first_s - self.first * compute_s) + max(0.0, rest)
 
 
-def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device) -> TierCost | None:
+def off_device(
+    spec: ModelSpec, train: Train, parallel: Parallel, device: Device, *, is_cpu: bool = True
+) -> TierCost | None:
     """The cost of a role's experts on disk; None if there are none. A pass over all experts finds some in
     buffers and loads the others: weights forward and back per micro-batch, gradients for adding and for the
     optimiser's step, moments for that step. Raises ConfigError on GPUs, as a training does.
@@ -85,10 +87,9 @@ def off_device(spec: ModelSpec, train: Train, parallel: Parallel, device: Device
         return None
     if not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return None
-    if device.stack != "cpu":
-        raise ConfigError(
-            "parallel.tiers.experts", "disk is not supported on GPUs", "experts=device, or pool=cpu"
-        )
+    if parallel.device == "cuda" or (parallel.device == "auto" and not is_cpu):
+        way_out = "experts=device, or parallel.device=cpu"
+        raise ConfigError("parallel.tiers.experts", "disk is not supported on GPUs", way_out)
     axes = parallel.axes
     mixtures = -(-len(spec.mixtures) // parallel.pipeline)
     slots = mixtures * spec.num_experts // axes.expert

@@ -15,7 +15,8 @@ MOST_DOUBLINGS = 12  # of a batch to try
 def of_role(name: str, setting: Setting, train: Train, layout: Parallel, limit_gb: float) -> str:
     """The line of a role; '' if its experts are in memory. `limit_gb`: memory of a rank."""
     gbps = setting.device.disk_gbps
-    tier = off_device(setting.role.model, train, layout, setting.device)
+    model, is_cpu = setting.role.model, setting.pool.is_cpu
+    tier = off_device(model, train, layout, setting.device, is_cpu=is_cpu)
     if tier is None:
         return ""
     seconds = setting.estimate(train, layout, steps=1).seconds

@@ -5,10 +5,14 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
+from atelier.engine.config.device import known
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
 from atelier.engine.io.machine import num_cores
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import RunConfig, compose
@@ -22,7 +26,8 @@ from atelier.flows.run.site_rows import LinkRow
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
 from atelier.infra.launch.found_gpus import with_gpus
-from atelier.infra.launch.gpus import check_gpus
+from atelier.infra.launch.gpus import VISIBLE
+from atelier.infra.launch.slots import GpuSlots
 from atelier.infra.store.store import Store
 
 MOST_REASONS = 4
@@ -66,11 +71,13 @@ def _calibrate(frozen: RunConfig, store: Store) -> None:
             f"measures this machine, but the pool's devices are {pool.gpu} elsewhere",
             "pool=here; plans for others are corrected by the trainings that ran there",
         )
-    check_gpus(pool)
+    if not pool.is_cpu and known(pool.gpu) is None:
+        way_out = "give its peak_tflops and other facts in a file of conf/pool"
+        raise ConfigError("--calibrate", f"knows no figures of a {pool.gpu}", way_out)
     from atelier.infra.calibration.calibrate import calibrate  # numpy: plans do without
 
-    with tempfile.TemporaryDirectory(prefix="atelier-") as scratch:
-        pool = calibrate(store.root, pool, num_cores(), Path(scratch), say)
+    with tempfile.TemporaryDirectory(prefix="atelier-") as scratch, _devices(pool) as env:
+        pool = calibrate(store.root, pool, num_cores(), Path(scratch), say, env)
     if not pool.is_cpu:
         say(
             f"a GPU: {pool.device.matmul:.0%} of {float(pool.device.peak_tflops):.0f} TFLOP/s in products, "
@@ -82,6 +89,18 @@ def _calibrate(frozen: RunConfig, store: Store) -> None:
         f"{pool.device.launch_us:.0f} us a kernel, {pool.device.crowded:.0%} of its speed beside others; "
         f"between processes {pool.device.node_gbps:.2f} GB/s after {pool.device.latency_us:.0f} us"
     )
+
+
+@contextmanager
+def _devices(pool: Pool) -> Iterator[dict[str, str]]:
+    """The environment of processes that compute on at most two of the pool's GPUs, held meanwhile."""
+    if pool.is_cpu:
+        yield {}
+        return
+    gpus, count = GpuSlots(pool), min(2, max(1, pool.gpus))
+    gpus.check(count, "--calibrate")
+    with gpus.claim(count, Event(), lambda what, pids: say(f"waits for {what}")) as claim:
+        yield {VISIBLE: gpus.devices(claim)}
 
 
 def say(text: str) -> None:

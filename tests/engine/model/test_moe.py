@@ -18,6 +18,7 @@ from atelier.engine.model.contract import Output, stored
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.load import build, initialise
 from atelier.engine.model.moe import ExpertWeights
+from atelier.engine.model.router import base
 from atelier.engine.model.router.base import EPSILONS, LARGEST, assigned, auctioned
 from atelier.engine.model.router.hash import HashRouter
 from atelier.engine.model.routing import TokenRows
@@ -171,6 +172,17 @@ def test_an_auction_comes_as_near_to_the_best_assignment_as_its_last_increment(s
     sums = [float(score.gather(1, each[:, None]).sum()) for each in (best, found)]
     most = size * EPSILONS[-1] * float(score.max() - score.min())
     assert -1e-9 * abs(sums[0]) <= sums[0] - sums[1] <= most + 1e-9 * abs(sums[0])
+
+
+def test_padding_bids_for_nothing_and_an_auction_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    score = torch.randn(64, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    is_text = torch.arange(64) < 24
+    found = auctioned(score * is_text[:, None], is_text)
+    assert found.bincount(minlength=8).tolist() == [8] * 8
+    assert (found[:24] == score[:24].argmax(-1)).float().mean() > 0.9  # there is room for nearly all
+    monkeypatch.setattr(base, "MOST_ROUNDS", 8)
+    crowded = score - 9 * torch.arange(8)
+    assert auctioned(crowded).bincount(minlength=8).tolist() == [8] * 8
 
 
 def test_capacity_loses_choices_and_says_how_many() -> None:

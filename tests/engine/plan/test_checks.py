@@ -319,11 +319,18 @@ def test_a_training_of_several_sites_neither_grows_nor_goes_back(
 
 
 def test_a_checkpoint_whose_manifest_could_not_be_read_back_is_refused_with_a_layout_that_can() -> None:
+    def trained(model: ModelSpec, **more: Any) -> Role:
+        return Role(model=model, objective={"lm": LM()}, optim=AdamW(lr=1e-3), **more)
+
     wide = GPT(num_layers=105, hidden=2048, num_heads=16, vocab=1024)
     with pytest.raises(ConfigError, match="8192 ranks share each weight of model") as caught:
-        check_manifest(wide, Axes(shard=8192), place="parallel", model="model")
-    assert caught.value.way_out == "replicate=32 shard=256 for the same ranks"
-    check_manifest(wide, Axes(replicate=32, shard=256), place="parallel", model="model")
-    check_manifest(
-        wide.model_copy(update={"vocab": "auto"}), Axes(shard=256), place="parallel", model="model"
-    )
+        check_manifest(trained(wide), Axes(shard=8192), place="parallel", model="model")
+    assert caught.value.way_out == "replicate=16 shard=512 for the same ranks"
+    large = GPT(num_layers=105, hidden=20480, num_heads=128, vocab=51200)
+    for one, axes in (
+        (trained(wide), Axes(replicate=16, shard=512)),
+        (trained(wide.model_copy(update={"vocab": "auto"})), Axes(shard=256)),
+        (trained(large), Axes(shard=64, tensor=8)),
+        (trained(wide, init="a", trainable=Trainable(kind="none")), Axes(shard=8192)),
+    ):
+        check_manifest(one, axes, place="parallel", model="model")

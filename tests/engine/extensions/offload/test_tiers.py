@@ -123,7 +123,9 @@ def test_what_an_older_record_says_of_a_default_is_the_default() -> None:
 
 def test_on_gpus_the_plan_refuses_what_a_training_refuses() -> None:
     with pytest.raises(ConfigError, match="disk is not supported on GPUs"):
-        off_device(SPEC, TRAIN, layout(0.0), Pool(gpu="a100-80g").device)
+        off_device(SPEC, TRAIN, layout(0.0), Pool(gpu="h100").device, is_cpu=False)
+    on_cpus = layout(0.0).model_copy(update={"device": "cpu"})
+    assert off_device(SPEC, TRAIN, on_cpus, Pool(gpu="h100").device, is_cpu=False) is not None
 
 
 def test_hits_decay_and_of_experts_with_enough_of_them_the_one_with_fewest_leaves() -> None:
