@@ -1,5 +1,6 @@
 """A pool finds the GPUs of a machine, and a worker reports them to plans of other machines."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,12 @@ from atelier.engine.config.pool import Pool
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
 from atelier.flows.run.pools import gangs_at_once, gpu_notes, of_worker, pool_of
+from atelier.infra.calibration import calibrate
 from atelier.infra.calibration.history import facts
 from atelier.infra.launch import gpus
 from atelier.infra.launch.found_gpus import FoundGpus, gpus_here, report_gpus
 from atelier.infra.launch.gpus import lock_name
-from atelier.infra.launch.locks import FOR_ALL, try_lock
+from atelier.infra.launch.locks import FOLDER, FOR_ALL, try_lock
 from atelier.infra.launch.slots import GpuSlots, num_slots
 from tests.infra.launch.gpu_machine import H100, machine, uuid
 
@@ -176,3 +178,30 @@ def test_the_tests_themselves_use_cpus_where_there_are_gpus(
     for key, value in machine(tmp_path, ALL).items():
         monkeypatch.setenv(key, value)
     assert len(gpus.gpu_names()) == 8 and gpus_here() is None and facts(str(tmp_path), HERE).is_cpu
+
+
+def test_gpus_are_calibrated_while_they_are_held_and_as_what_runs_here(
+    machine_with: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine_with(ALL, used={ALL[0]: 70_000})
+    given: list[tuple[Pool, str]] = []
+
+    def calibrated(root: str, pool: Pool, *rest: Any) -> Pool:
+        given.append((pool, rest[-1]["CUDA_VISIBLE_DEVICES"]))
+        for name in rest[-1]["CUDA_VISIBLE_DEVICES"].split(","):
+            assert try_lock(Path(os.environ[FOLDER]) / lock_name(name), FOR_ALL) is None
+        return pool
+
+    monkeypatch.setattr(calibrate, "calibrate", calibrated)
+    assert run(["plan", "pretrain", "experiment=tiny", "--calibrate"]) == 0
+    [(pool, devices)] = given
+    assert pool.gpu == "h100" and pool.stack == "atelier" and len(devices.split(",")) == 2
+    assert ALL[0] not in devices and "a GPU: " in capsys.readouterr().err
+
+
+def test_gpus_without_figures_are_not_calibrated(
+    machine_with: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine_with(ALL[:1], name="NVIDIA L40S")
+    assert run(["plan", "pretrain", "experiment=tiny", "--calibrate"]) == 2
+    assert "knows no figures of a nvidia-l40s; give its peak_tflops" in capsys.readouterr().err
