@@ -36,12 +36,11 @@ from atelier.engine.model.soft_prompt import TABLE, first_prompt, tune_prompt
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
-    HALF,
-    check_bf16,
-    check_float8,
+    check_precision,
     compile_blocks,
     compile_mode,
     recompute_blocks,
+    sent_dtype,
     use_float8,
     weight_dtype,
 )
@@ -220,18 +219,15 @@ def _stage(
     is_first, is_last, begin = number == 0, number == len(counts) - 1, sum(counts[:number])
     if len(counts) > 1:
         keep_stage(model, range(begin, begin + counts[number]), is_first=is_first, is_last=is_last)
+    check_precision(train.precision, build_context.gang.device)
     if train.precision == "fp8":
-        check_float8(build_context.gang.device)
         use_float8(model)
-    elif train.precision == "bf16":
-        check_bf16(build_context.gang.device)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
     for experts in mixtures(model):
         experts.products = layout.expert_products
     if layout.embedding == "columns" and files is None and has_own_head(spec.role.model):
-        is_half = train.precision in HALF and build_context.gang.device.type == "cuda"
-        dtype = torch.bfloat16 if is_half else weight_dtype(train.precision)  # the stream is widened later
+        dtype = sent_dtype(train.precision, build_context.gang.device)
         is_even = not keys_with(layout, "chooses_batches")
         split_embedding(model, grid, dtype, is_even=is_even, is_first=is_first)
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None

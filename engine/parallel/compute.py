@@ -50,6 +50,14 @@ def check_bf16(device: torch.device) -> None:
         )
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise ConfigError if the device has no products of this precision."""
+    if precision == "fp8":
+        check_float8(device)
+    elif precision == "bf16":
+        check_bf16(device)
+
+
 def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
     """Replace the linear layers of the plain model's blocks by float8 ones, in place; weights keep names and
     types. `emulate`: round as float8 does, compute in the weights' type (for CPUs).
@@ -93,6 +101,11 @@ def arithmetic(precision: Precision, device: torch.device) -> torch.autocast | n
 def computed_in(precision: Precision, device: torch.device) -> str:
     """The arithmetic of `precision` on `device`: float32 if 16 bits would only be emulated."""
     return "fp32" if precision in HALF and not has_half(device) else precision
+
+
+def sent_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """Type of an embedding's rows between ranks; the residual stream is widened later."""
+    return torch.bfloat16 if precision in HALF and device.type == "cuda" else weight_dtype(precision)
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:

@@ -1,6 +1,7 @@
 """The whole titan flow, tiny, with MLflow: its results on the pages and in the store."""
 
 import json
+import random
 from pathlib import Path
 
 import mlflow
@@ -108,3 +109,29 @@ def test_the_manifest_names_what_the_run_made(atelier: Atelier) -> None:
     assert {"train.teacher", "train.controls.student_a-alone"} <= {
         task["name"] for task in manifests[0]["tasks"]
     }
+
+
+def test_text_in_another_language_needs_a_tagger_and_then_trains(atelier: Atelier, tmp_path: Path) -> None:
+    draw = random.Random(1)
+
+    def paragraph() -> str:
+        """What a new person is, and where people wrote books."""
+        name = draw.choice("王李张刘陈杨赵黄周吴") + "".join(
+            draw.sample("伟芳娜敏静丽强磊军洋勇艳杰娟涛明", 2)
+        )
+        stated = (
+            f"{name}是一位{draw.choice(('古老', '美丽', '著名', '安静'))}的{draw.choice(('诗人', '画家'))}。"
+        )
+        place = draw.choice(("南京", "成都", "北京", "上海"))
+        return stated + "".join(f"{draw.randint(1900, 2020)}年，人们在{place}写了很多书。" for _ in range(4))
+
+    texts = ["\n\n".join(paragraph() for _ in range(4)) for _ in range(400)]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    (tmp_path / "zh.jsonl").write_text("\n".join(lines) + "\n")
+    words = (*ARGUMENTS, f"data.source={tmp_path}/zh.jsonl", "tracker=none")
+    without = atelier(*words)
+    assert without.code == 2 and "+tagger@data.taggers=chinese" in without.err
+    said = atelier(*words, "+tagger@data.taggers=chinese")
+    assert said.code == 0, said.err
+    [triples] = atelier.records("triples", "zh")
+    assert triples["summary"]["relations"].keys() == {"是"} and triples["summary"]["train"] > 50
