@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.checkpoint import commit
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.router.topk import TopK
@@ -62,3 +63,13 @@ def test_what_sites_do_not_exchange_is_refused_by_run_files_as_by_the_plan(
     with pytest.raises(ConfigError, match=r"train.link: the model's .*router.bias.* are buffers"):
         training_setup.train(training, stop=stop)
     assert not (tmp_path / "mail").exists()
+
+
+def test_a_checkpoint_that_could_not_be_read_back_ends_the_training_at_its_first_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = TrainingSetup(tmp_path)
+    monkeypatch.setattr(commit, "MOST_BYTES", 1000)
+    with pytest.raises(ConfigError, match=r"parallel: 1 ranks write a manifest of .* MB, but at most"):
+        setup.train(setup.training({"teacher": role()}, train(8, checkpoint_every=2)))
+    assert setup.steps("teacher") == []
