@@ -63,7 +63,7 @@ def extract(
     """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
 
     Of equal triples the first is kept, training documents before held-out ones, so that held-out triples were
-    not trained on. Raises DataError if there are none, or none of a tagger.
+    not trained on. Warns of a tagger that finds none; raises DataError if there are none at all.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     taggers = {name: tagger(name, spec, config, progress) for name, spec in config.taggers.items()}
@@ -77,13 +77,15 @@ def extract(
                 if kept is None or (kept[1], line["split"]) == (HELD_OUT, TRAIN):
                     found[triple[:3]] = triple, line["split"]
         progress.advance(1)
-    if without or not found:
-        name = min(without, default="")
-        documents = corpus.record.summary.get("documents", "its")
+    if not found:
+        kinds = [spec.kind for spec in config.taggers.values()] or [USUAL]
         raise DataError(
-            f"{f'data.taggers.{name}' if name else 'data.source'}: no triples in {documents} documents; give"
-            f" {MISSED[config.taggers[name].kind if name else USUAL]}"
+            f"{'data.taggers' if config.taggers else 'data.source'}: no triples in"
+            f" {corpus.record.summary.get('documents', 'its')} documents of {corpus.record.name}; give"
+            f" {' or '.join(dict.fromkeys(MISSED.get(kind, 'other text') for kind in kinds))}"
         )
+    for name in sorted(without):
+        progress.warn(f"data.taggers.{name} finds no triples in {corpus.record.name}")
     lines = [triple._asdict() | {"split": split} for triple, split in found.values()]
     text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in lines)
     output.add_bytes(TRIPLES, text.encode())

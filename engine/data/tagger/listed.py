@@ -8,6 +8,7 @@ from atelier.engine.data.row import Column
 from atelier.engine.data.triples import Find, Rows, Triple, sentences
 
 BEGIN = 2  # characters by which heads are looked up
+UNSEPARATED = 0x0E00  # first script without blanks between words: Thai; Chinese and Japanese are above
 
 
 def build(spec: ListedTriples, rows: Rows) -> Find:
@@ -59,7 +60,4 @@ def is_there(name: str, sentence: str, at: int) -> bool:
 
 def _joins(one: str, other: str) -> bool:
     """Whether two neighbours are of one word: both letters or digits of a script that separates words."""
-    return all(sign.isalnum() and ord(sign) < FIRST_UNSEPARATED for sign in (one or " ", other or " "))
-
-
-FIRST_UNSEPARATED = 0x0E00  # Thai; Chinese and Japanese signs are above, and Korean words are cut
+    return all(sign.isalnum() and ord(sign) < UNSEPARATED for sign in (one or " ", other or " "))

@@ -6,14 +6,16 @@ import pytest
 import yaml
 
 from atelier import PROJECT
-from atelier.engine.config.base import parse
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.task.prepare import ExtractConfig
-from atelier.engine.data.triples import Triple, first_sentence, triples
+from atelier.engine.data.triples import Triple, extract, first_sentence, triples
 from atelier.engine.data.triples import tagger as find_with
+from atelier.engine.io.artifact import ArtifactOutput, open_input
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import content_id, stdlib_files, stdlib_folder
+from tests.engine.trainings import artifact
 
 SOURCE = '''"""A module."""
 class Boat(Vessel, abc.ABC):
@@ -117,7 +119,7 @@ def test_the_same_corpus_gives_the_same_bytes(workshop, some_files):
 
 def test_a_corpus_that_states_nothing_is_refused(workshop):
     corpus = workshop.corpus(["it rains", "it pours", "it snows"])
-    with pytest.raises(DataError, match="no triples in 3 documents; give Python source"):
+    with pytest.raises(DataError, match="no triples in 3 documents of corpus; give Python source"):
         workshop.run("extract", {}, {"corpus": corpus}, "triples")
 
 
@@ -184,3 +186,28 @@ def test_a_triple_without_a_field_is_named_by_file_and_row(tmp_path: Path) -> No
 def test_a_tagger_that_cannot_work_is_refused(spec: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(ExtractConfig, {"taggers": {"mine": spec}}, "config")
+
+
+def extracted(folder: Path, text: str, **taggers: dict[str, str]) -> tuple[dict[str, Json], list[str]]:
+    """The summary of the triples of a corpus of this text, and the warnings."""
+    line = json.dumps({"id": "a", "text": text, "split": "train"}) + "\n"
+    corpus = open_input(
+        artifact(folder / "corpus", "corpus", {"documents.jsonl": line.encode()}, documents=1)
+    )
+    said = io.StringIO()
+    config = ExtractConfig.model_validate({"taggers": taggers})
+    found = extract(config, corpus, ArtifactOutput(str(folder / "out")), folder, Progress(said))
+    warnings = [
+        line["warning"] for line in map(json.loads, said.getvalue().splitlines()) if "warning" in line
+    ]
+    return found, warnings
+
+
+def test_a_tagger_without_triples_is_warned_of_and_text_without_any_is_refused(tmp_path: Path) -> None:
+    never = {"kind": "sentences", "pattern": "(?P<head>Q)(?P<tail>Z)"}
+    found, warnings = extracted(tmp_path / "1", "Oslo is a city.", usual={"kind": "rules"}, never=never)
+    assert found["train"] == 1 and warnings == ["data.taggers.never finds no triples in corpus"]
+    with pytest.raises(DataError, match=r"data\.taggers: no triples in 1 documents .*pattern matches"):
+        extracted(tmp_path / "2", "Oslo is a city.", never=never)
+    with pytest.raises(DataError, match=r"data\.source: no triples .*\+tagger@data\.taggers=chinese"):
+        extracted(tmp_path / "3", "Nothing.")
