@@ -115,7 +115,7 @@ def test_text_in_another_language_needs_a_tagger_and_then_trains(atelier: Atelie
     draw = random.Random(1)
 
     def paragraph() -> str:
-        """What a new person is, and where people wrote books."""
+        """A sentence that states a triple, and four that state none."""
         name = draw.choice("王李张刘陈杨赵黄周吴") + "".join(
             draw.sample("伟芳娜敏静丽强磊军洋勇艳杰娟涛明", 2)
         )

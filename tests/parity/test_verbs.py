@@ -159,3 +159,42 @@ def test_a_killed_rank_ends_the_other_one(verbs: Verbs, victim: str) -> None:
     while Path(f"/proc/{other}").exists() and "Z" not in Path(f"/proc/{other}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.05)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from atelier.engine.parallel.gang import other_ranks
+with other_ranks("atelier.engine.generate", sys.argv[1], 2):
+    print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_rank_that_waits_to_meet_a_killed_one_ends(verbs: Verbs) -> None:
+    """No connection breaks then: the gang has none yet."""
+    run = verbs.run_file("generate", {"serve": True}, {"model": verbs.speaker})
+    run = run.model_copy(update={"layout": InferenceLayout(tensor=2).parallel(1)})
+    path = verbs.folder / "waits.json"
+    path.write_text(run.text())
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path)], env=os.environ | {"PYTHONPATH": python_path()},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    other, deadline = int(done.stdout), time.monotonic() + 60
+    try:
+        while is_alive(other):
+            assert time.monotonic() < deadline, "it goes on"
+            time.sleep(0.05)
+    finally:
+        if is_alive(other):
+            os.kill(other, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -124,7 +124,7 @@ def test_a_corpus_that_states_nothing_is_refused(workshop):
 
 
 def found_by(tagger: str, *texts: str) -> list[tuple[str, str, str]]:
-    """What a tagger of conf/tagger finds in these documents."""
+    """The triples that a tagger of conf/tagger finds in these documents."""
     spec = yaml.safe_load((PROJECT / f"conf/tagger/{tagger}.yaml").read_text())[tagger]
     config = ExtractConfig(taggers={tagger: spec})
     find = find_with(tagger, config.taggers[tagger], config, Progress(io.StringIO()))

@@ -80,11 +80,10 @@ def some_value(schema: dict[str, Any]) -> Any:
     """A value that is not the configuration's, for each kind of field."""
     if "enum" in schema:
         return next(name for name in schema["enum"] if name != "auto")  # which wants an init
-    if "=" in schema.get("pattern", ""):
-        return ["train=cpu", "score=local"]
     if schema["type"] == "integer":
         return max(16, schema.get("minimum", 0)) * 2
-    return {"number": 0.25, "string": "mine", "array": ["one", "two"], "boolean": True}[schema["type"]]
+    listed = ["train=cpu", "score=local"] if "=" in schema.get("pattern", "") else ["one", "two"]
+    return {"number": 0.25, "string": "mine", "array": listed, "boolean": True}[schema["type"]]
 
 
 def filled(flow: str) -> dict[str, Any]:
@@ -290,10 +289,8 @@ def test_boxes_stand_by_section_each_role_by_itself_and_rare_ones_last(flow: str
 
 
 def test_the_list_of_overrides_comes_last_and_wins() -> None:
-    words = to_overrides(
-        "pretrain",
-        {"overrides": ["train.seed=3", "", "model=gpt_mini"], "train_seed": 2, "model": "gpt_nano"},
-    )
+    given = {"overrides": ["train.seed=3", "", "model=gpt_mini"], "train_seed": 2, "model": "gpt_nano"}
+    words = to_overrides("pretrain", given)
     assert words == ["train.seed=2", "model=gpt_nano", "train.seed=3", "model=gpt_mini"]
     document = compose("pretrain", words, from_form=True).document
     assert document["train"]["seed"] == 3 and document["model"]["hidden"] == 192
@@ -401,12 +398,3 @@ def test_the_command_on_a_flow_s_page_can_be_planned(flow: str) -> None:
 def test_prefect_s_own_command_deploys_every_flow() -> None:
     entries = re.findall(r"entry\.py:(\w+)", (PROJECT / "prefect.yaml").read_text())
     assert sorted({*entries} - {"work"}) == sorted(FLOWS)
-
-
-def test_tasks_are_given_their_pools_in_a_form() -> None:
-    words = to_overrides("pretrain", {"experiment": "tiny", "pool_tasks": ["train=cpu", "", "score=local"]})
-    assert words == ["experiment=tiny", "pool.tasks={train: cpu,score: local}"]
-    assert {*compose("pretrain", words, from_form=True).task_pools} == {"train", "score"}
-    assert "names train twice" in refusal("pretrain", {"pool_tasks": ["train=cpu", "train=local"]})
-    for hostile in ("train", "train=a b", "train=${oc.env:HOME}", "train={x: y}", "train=cpu,score: gpu"):
-        assert "must match" in refusal("pretrain", {"pool_tasks": [hostile]})

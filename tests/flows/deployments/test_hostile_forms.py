@@ -251,3 +251,12 @@ def test_what_is_nested_or_long_beyond_reading_is_one_line_on_the_command_line_t
         with pytest.raises(ConfigError) as caught:
             compose("pretrain", [text])
         assert len(str(caught.value)) < 300
+
+
+def test_tasks_are_given_their_pools_in_a_form() -> None:
+    words = to_overrides("pretrain", {"experiment": "tiny", "pool_tasks": ["train=cpu", "", "score=local"]})
+    assert words == ["experiment=tiny", "pool.tasks={train: cpu,score: local}"]
+    assert {*compose("pretrain", words, from_form=True).task_pools} == {"train", "score"}
+    assert "names train twice" in refusal("pretrain", {"pool_tasks": ["train=cpu", "train=local"]})
+    for hostile in ("train", "train=a b", "train=${oc.env:HOME}", "train={x: y}", "train=cpu,score: gpu"):
+        assert "must match" in refusal("pretrain", {"pool_tasks": [hostile]})
