@@ -1,7 +1,8 @@
 """Table of all batch tensors: dims, padding value, and split over ranks.
 
-B rows, T tokens of a row, U tokens of the encoder's row. With `context` > 1 a rank holds part of each row's
-tokens; tensors of whole rows that it still needs have names of their own. Torch-free.
+B rows, T tokens of a row, U tokens of the encoder's row, N documents of a row. With `context` > 1 a rank
+holds part of each row's tokens; tensors of whole rows that it still needs have names of their own.
+Torch-free.
 """
 
 from collections.abc import Mapping
@@ -73,6 +74,7 @@ TENSORS: Mapping[str, BatchTensor] = {
     "parts_B": BatchTensor("B", -1),  # the mixture part that a row belongs to
     "samples_B": BatchTensor("B"),  # number of the sample in the stream
     # made by a training, never by a data set
+    "ends_BN": BatchTensor("BN"),  # ends of whole rows' documents, if the attention reads them
     "noise_BT": BatchTensor("BT", between=True),  # dropout keys
     "encoder_noise_BU": BatchTensor("BU", between=True),
 }

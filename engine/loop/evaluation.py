@@ -11,6 +11,7 @@ from atelier.engine.data.blend import Dataset
 from atelier.engine.loop.counts import Counts, count
 from atelier.engine.loop.prefetch import Batch, tensors_of
 from atelier.engine.loop.role_state import RoleState
+from atelier.engine.model.packed import with_ends
 from atelier.engine.objective.load import RIGHT, logged
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
@@ -121,7 +122,8 @@ class HeldOut:
         for first in range(index * size, num + index * size, size * parts):
             places = [every[min(row, num - 1)] for row in range(first, first + size)]
             rows = [tensors_of(stream.batch([place])) for stream, place in places]
-            batch = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+            whole = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+            batch = {name: each.to(device) for name, each in with_ends(whole, device).items()}
             is_padding = torch.arange(first, first + size, device=device) >= num
             batch["labels_BT"] = batch["labels_BT"].masked_fill(is_padding[:, None], NOT_SCORED)
             if "classes_B" in batch:

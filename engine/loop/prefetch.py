@@ -19,6 +19,7 @@ from atelier.engine.config.batch import PADDING
 from atelier.engine.config.train import Train
 from atelier.engine.data.blend import Blend
 from atelier.engine.loop.counts import Counts, count
+from atelier.engine.model.packed import with_ends
 from atelier.engine.parallel.grid import Grid
 
 Batch = dict[str, Tensor]
@@ -110,7 +111,9 @@ class Prefetcher:
                 tensors_of(blend.rows(part)) | {"samples_B": torch.from_numpy(part)}
                 for part in np.split(own, len(own) // size)
             ]
-        if self._grid.gang.device.type == "cuda":  # copies from pinned memory run beside computation
+        device = self._grid.gang.device
+        batches = [with_ends(batch, device) for batch in batches]
+        if device.type == "cuda":  # copies from pinned memory run beside computation
             batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]
         return StepData(batches, count(batches if self._grid.counts_samples else [], self._num_parts))
 

@@ -11,6 +11,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache, additive, attention_mask, rope_angles, within
 from atelier.engine.model.contract import Carried, Output, Relations, Split, compute_dtype
 from atelier.engine.model.mixtures import MixtureModel
+from atelier.engine.model.packed import ENDS, has_kernel
 from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
@@ -100,23 +101,40 @@ class Decoder(MixtureModel[Shared]):
         if cache is not None:
             documents_BS, branches_BS = cache.extend(documents_BT, branches_BS)
             positions_BS = cache.seen_positions(positions_BS) if self.spec.window else positions_BS
-        places_T = batch.get("places_T")
-        mask, near = attention_mask(documents_BT, documents_BS, branches_BS, places_T, bidirectional_B), None
-        if self.spec.window:
-            at = batch["positions_BT"], positions_BS
-            if places_T is not None:  # of whole rows only places are known: equal distances in each document
-                at = places_T[None], torch.arange(documents_BS.shape[1], device=places_T.device)[None]
-            near = within(mask, self.spec.window, *at)
-        weight = next(self.parameters())
-        if mask.device.type == "cpu" and compute_dtype(weight) == torch.bfloat16:
-            mask = additive(mask, torch.bfloat16)
-            near = None if near is None else additive(near, torch.bfloat16)
+        kind = compute_dtype(next(self.parameters()))
+        is_plain = self.is_causal and cache is None and branches_BS is None
+        if is_plain and ENDS in batch and has_kernel(documents_BT.device, kind, self.spec.head_width):
+            mask, near = batch[ENDS], None
+        else:
+            mask, near = self._masks(batch, documents_BS, branches_BS, positions_BS)
+            if kind == torch.bfloat16:
+                mask = additive(mask, torch.bfloat16)
+                near = None if near is None else additive(near, torch.bfloat16)
         rope = None
         if self.spec.positions == "rope":
             rope = self._rope(batch["positions_BT"], self.spec)
         elif "branches_BT" not in batch:  # options after one prompt share positions, so the row may be longer
             self._check_length(documents_BS.shape[1])
         return Shared(rope, mask, batch, near)
+
+    def _masks(
+        self,
+        batch: dict[str, Tensor],
+        documents_BS: Tensor,
+        branches_BS: Tensor | None,
+        positions_BS: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The masks [B, 1, T, S] bool of attention, and of that with a window if the spec has one."""
+        places_T = batch.get("places_T")
+        mask = attention_mask(
+            batch["documents_BT"], documents_BS, branches_BS, places_T, batch.get("bidirectional_B")
+        )
+        if not self.spec.window:
+            return mask, None
+        at = batch["positions_BT"], positions_BS
+        if places_T is not None:  # of whole rows only places are known: equal distances in each document
+            at = places_T[None], torch.arange(documents_BS.shape[1], device=places_T.device)[None]
+        return mask, within(mask, self.spec.window, *at)
 
     def _rope(self, positions_BT: Tensor, spec: GPT) -> Tensor:
         exact = torch.float64 if next(self.parameters()).dtype == torch.float64 else torch.float32
@@ -134,9 +152,22 @@ class Decoder(MixtureModel[Shared]):
         relations = self._compared(x_BTD, shared, relations)
         hidden_BTD, scale = self.norm(x_BTD), self.spec.logit_scale
         hidden_BTD = hidden_BTD if scale == 1.0 else hidden_BTD * scale
-        is_near = shared.near is not None and self.spec.has_window(self.spec.num_layers - 1)
-        mask = shared.near if is_near else shared.mask
-        return Output(hidden=hidden_BTD, relations=relations, mask=mask, aux=self._summed(carried))
+        return Output(
+            hidden=hidden_BTD, relations=relations, mask=self._last_mask(shared), aux=self._summed(carried)
+        )
+
+    def _last_mask(self, shared: Shared) -> Tensor | None:
+        """The mask of the last block's attention; if the attention has none, only made to compare with a
+        teacher's.
+        """
+        mask, near, batch = shared.mask, shared.near, shared.batch
+        if mask.dtype == torch.int32:
+            if self.auxiliary is None and not any(block.is_taught for block in self.blocks.children()):
+                return None
+            documents_BS = batch.get("documents_BS", batch["documents_BT"])
+            mask, near = self._masks(batch, documents_BS, None, batch["positions_BT"])
+        is_near = near is not None and self.spec.has_window(self.spec.num_layers - 1)
+        return near if is_near else mask
 
     def _summed(self, carried: Carried) -> dict[str, Tensor]:
         return {name: carried[name] for name in self.sums()}

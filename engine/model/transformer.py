@@ -51,7 +51,7 @@ class Shared(NamedTuple):
     """Inputs of every block besides the residual stream: from the batch, dropout keys and the memory mask."""
 
     rope: Tensor | None  # rotary angles
-    mask: Tensor
+    mask: Tensor  # or the ends of documents (engine/model/packed.py)
     batch: dict[str, Tensor]
     near: Tensor | None = None  # mask of attention with a window
 
@@ -66,7 +66,7 @@ def make_norm(spec: Blocks) -> nn.Module:
 class SelfAttention(nn.Module):
     """Grouped-query attention (2305.13245), with RoPE if the spec has it."""
 
-    def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
+    def __init__(self, spec: GPT, *, is_causal: bool = True, window: int = 0) -> None:
         super().__init__()
         self.head_width = spec.head_width
         wide, narrow = spec.num_heads * spec.head_width, spec.kv_heads * spec.head_width
@@ -79,7 +79,7 @@ class SelfAttention(nn.Module):
             self.query_norm = nn.RMSNorm(spec.head_width, eps=spec.norm_eps)
             self.key_norm = nn.RMSNorm(spec.head_width, eps=spec.norm_eps)
         scale = None if spec.multipliers.scores == "auto" else spec.score_scale
-        self.attend = Attend(is_causal=is_causal, scale=scale)
+        self.attend = Attend(is_causal=is_causal, scale=scale, window=window)
 
     def forward(
         self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None
@@ -155,12 +155,13 @@ class Block(nn.Module):
         self.dropout = self.most_dropout = spec.dropout
         self.is_taught = False
         self.norm1 = make_norm(spec)
-        self.attention = SelfAttention(spec, is_causal=is_causal)
+        self.has_window = spec.has_window(number)
+        window = spec.window if self.has_window else 0
+        self.attention = SelfAttention(spec, is_causal=is_causal, window=window)
         self.norm2 = make_norm(spec)
         self.mlp = make_mlp(spec, number)
         self.place = spec.mixtures.index(number) if spec.has_experts(number) else None
         self.num_mixtures = len(spec.mixtures)
-        self.has_window = spec.has_window(number)
         self.share = spec.multipliers.residual
         self.has_memory = spec.has_memory(number)
         if self.has_memory:

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
 from atelier.engine.model.expert_mlp import EXPERTS
+from atelier.engine.model.packed import PACKED
 from atelier.engine.model.placement import has_half
 
 OLDEST = (8, 9)  # compute capability of the first GPUs that have float8 products
@@ -174,4 +175,5 @@ _PRODUCTS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    PACKED,
 }

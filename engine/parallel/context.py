@@ -71,7 +71,9 @@ def _attend_all(
     *,
     is_causal: bool,
 ) -> Tensor:
-    """Attention of this rank's two chunks, each over keys up to its own end if the mask is causal."""
+    """Attention of this rank's two chunks, each over keys up to its own end if the mask is causal; ends of
+    documents in place of a mask are those of whole rows.
+    """
     num_keys = key_BKTE.shape[1]
     both = in_order(gather_rows(torch.cat([key_BKTE, value_BKTE], dim=1), group), size, dim=2)
     key_BKSE, value_BKSE = both[:, :num_keys], both[:, num_keys:]
@@ -81,7 +83,7 @@ def _attend_all(
     mixed = []
     for half, number in enumerate((index, 2 * size - 1 - index)):
         own, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
-        mask = mask_B1TS[:, :, own, :end]
+        mask = mask_B1TS if mask_B1TS.dtype == torch.int32 else mask_B1TS[:, :, own, :end]
         mixed.append(attend(query_BHTE[:, :, own], key_BKSE[:, :, :end], value_BKSE[:, :, :end], mask))
     return torch.cat(mixed, dim=2)
 

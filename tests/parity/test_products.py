@@ -35,6 +35,10 @@ def has_other_padding(one: Product) -> bool:
     )
 
 
+def has_decoder(one: Product) -> bool:
+    return any(type(role.model) is GPT for role in one.roles.values())
+
+
 def has_memories(one: Product) -> bool:
     models = [role.model for role in one.roles.values()]
     return any(isinstance(model, GPT) and bool(model.memory.blocks) for model in models)
@@ -80,6 +84,16 @@ def test_students_that_lie_otherwise_than_their_teacher_learn_from_all_its_heads
     some = list(islice((one for one in drawn if has_other_rows(one)), 4))
     found = try_some(some, tmp_path)
     assert not found.failures and len(some) == 4, found.told()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_attention_by_the_ends_of_documents_gives_what_masks_give(ranks: int, tmp_path: Path) -> None:
+    """In gangs that read them as on GPUs; the same products each time, with windows, context and lessons."""
+    drawn = (one for one in products(65, ranks) if one.train.precision == "fp64" and has_decoder(one))
+    some = list(islice(drawn, 6)) + list(islice((one for one in drawn if one.layout.context > 1), 2))
+    found = try_some(some, tmp_path, "tests.parity.packed")
+    assert not found.failures, found.told()
 
 
 @pytest.mark.slow

@@ -58,10 +58,12 @@ class Trials:
 
 
 class Workbench:
-    """The inputs of all products, and a folder for each."""
+    """The inputs of all products, and a folder for each. `program`: a module whose main trains in gangs; ''
+    = that of tests/parity/gang.py.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, program: str = "") -> None:
+        self.folder, self.words = folder, [program] if program else []
         self.inputs = {
             False: {"tokens": tokens(folder / "tokens")},
             True: harbour(folder / "harbour", sentinels=12),
@@ -82,9 +84,8 @@ class Workbench:
             place = self.folder / f"gang-{self.num_gangs}"
             place.mkdir()
             paths = [self._write(one) for one in left]
-            told = gang_errors(
-                "tests.parity.gang", place, left[0].layout.ranks, *map(str, paths), timeout_s=SILENT_S
-            )
+            words = [*self.words, *map(str, paths)]
+            told = gang_errors("tests.parity.gang", place, left[0].layout.ranks, *words, timeout_s=SILENT_S)
             done = [one for one, path in zip(left, paths, strict=True) if (path.parent / "done").exists()]
             for one in done:
                 self._compare(one, found)
@@ -223,10 +224,10 @@ def try_for(
                 return found
 
 
-def try_some(some: Sequence[Product], folder: Path) -> Trials:
+def try_some(some: Sequence[Product], folder: Path, program: str = "") -> Trials:
     """These products, all of the same number of ranks."""
     found = Trials()
-    Workbench(folder).try_all(some, found)
+    Workbench(folder, program).try_all(some, found)
     return found
 
 
