@@ -37,6 +37,18 @@ class Dispatch(NamedTuple):
             place_A = place_A[place_A >= 0]
         return cls(order_A[nowhere:] // chosen_NK.shape[1], counts_X, begins_N, place_A)
 
+    @classmethod
+    def on_device(cls, chosen_NK: Tensor, num_experts: int) -> Self:
+        """The same without waiting for the device: pairs without an expert come last and have rows of 0;
+        `counts_X` is empty.
+        """
+        chosen_A = chosen_NK.flatten()
+        order_A = chosen_A.masked_fill(chosen_A < 0, num_experts).argsort(stable=True)
+        places_A = torch.arange(len(order_A), device=order_A.device)
+        place_A = torch.empty_like(order_A).scatter_(0, order_A, places_A)
+        per_token = chosen_NK.shape[1]
+        return cls(order_A // per_token, [], places_A[::per_token], place_A)
+
 
 def dispatched(x_ND: Tensor, pairs: Dispatch) -> Tensor:
     """[P, D] the token of every pair."""

@@ -19,6 +19,7 @@ from atelier.engine.model.activation import activated, activated_backward
 from atelier.engine.model.products import product, with_padding
 
 FEW_ROWS = 64  # mean rows per expert up to which one grouped product is faster (measured)
+GROUPED = (9, 0)  # compute capability of the first GPUs with a grouped product
 ALIGNED = 16  # bytes of which grouped_mm's rows must be a multiple
 VECTORS = 64  # numbers per vector of an elementwise operation
 
@@ -159,15 +160,26 @@ class _InMemory:
 
 def experts_mlp(
     x_PD: Tensor,
-    counts_X: Sequence[int],
+    counts_X: Sequence[int] | Tensor,
     weights_XFD: Sequence[Tensor],
     activation: Activation,
     products: ExpertProducts = "auto",
 ) -> Tensor:
-    """`mlp` of each expert's tokens [P, D]; an expert without tokens has gradients of 0."""
+    """`mlp` of each expert's tokens [P, D]; an expert without tokens has gradients of 0. Counts in a tensor
+    stay on the device, and rows after those of all experts give 0.
+    """
     x_PD = x_PD.to(dtype_of(x_PD))
+    if isinstance(counts_X, Tensor):
+        return _ExpertsMLP.apply(x_PD, [], counts_X, True, activation, *weights_XFD)
     is_one = is_grouped(products, x_PD, weights_XFD)
-    return _ExpertsMLP.apply(x_PD, counts_X, is_one, activation, *weights_XFD)
+    return _ExpertsMLP.apply(x_PD, counts_X, None, is_one, activation, *weights_XFD)
+
+
+def may_stay(products: ExpertProducts, x_ND: Tensor, weights_XFD: Sequence[Tensor]) -> bool:
+    """Whether tokens per expert need not be known on the host: on GPUs with a grouped product of 16 bits."""
+    is_new = x_ND.is_cuda and torch.cuda.get_device_capability(x_ND.device) >= GROUPED
+    is_whole = all(width % ALIGNED == 0 for width in weights_XFD[0].shape[1:])
+    return products != "loop" and is_new and is_whole and dtype_of(x_ND).itemsize == 2
 
 
 def is_grouped(products: ExpertProducts, x_PD: Tensor, weights_XFD: Sequence[Tensor]) -> bool:
@@ -189,19 +201,31 @@ class _Grouped:
     """`ExpertPass` with one product for all experts."""
 
     def __init__(
-        self, x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor], activation: Activation
+        self,
+        x_PD: Tensor,
+        counts_X: Sequence[int] | Tensor,
+        weights_XFD: Sequence[Tensor],
+        activation: Activation,
     ) -> None:
         self.x_PD = x_PD
         self.activation: Activation = activation
-        self.ends_X = torch.tensor(counts_X, device=x_PD.device).cumsum(0, dtype=torch.int32)
+        has_all = not isinstance(counts_X, Tensor)
+        load_X = torch.tensor(counts_X, device=x_PD.device) if has_all else counts_X
+        self.ends_X = load_X.cumsum(0, dtype=torch.int32)
+        self._is_no_one_P1 = None if has_all else _after(self.ends_X, len(x_PD))
         *self.into, self.down = (weight.to(x_PD.dtype) for weight in weights_XFD)
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
         return F.grouped_mm(left, right, offs=self.ends_X)
 
+    def _of_experts(self, rows_PD: Tensor) -> Tensor:
+        """The rows, 0 for those of no expert, which a product leaves unwritten."""
+        return rows_PD if self._is_no_one_P1 is None else rows_PD.masked_fill_(self._is_no_one_P1, 0)
+
     def forward(self) -> list[Tensor]:
         inner_PF = [self._product(self.x_PD, weight.mT) for weight in self.into]
-        return [self._product(activated(self.activation, inner_PF), self.down.mT), *inner_PF]
+        y_PD = self._product(activated(self.activation, inner_PF), self.down.mT)
+        return [self._of_experts(y_PD), *inner_PF]
 
     def backward(
         self, gradient_PD: Tensor, inner_PF: Sequence[Tensor], *, for_tokens: bool, for_weights: bool
@@ -214,19 +238,34 @@ class _Grouped:
         if not for_tokens:
             return None, found
         parts = (self._product(*each) for each in zip(changes, self.into, strict=True))
-        return functools.reduce(torch.Tensor.add_, parts), found
+        return self._of_experts(functools.reduce(torch.Tensor.add_, parts)), found
+
+
+def _after(ends_X: Tensor, number: int) -> Tensor:
+    """[P, 1] bool: which of `number` rows follow those of all experts."""
+    return (torch.arange(number, device=ends_X.device) >= ends_X[-1])[:, None]
 
 
 def _forward(
-    x_PD: Tensor, weights_XFD: list[Tensor], counts_X: list[int], grouped: bool, activation: Activation
+    x_PD: Tensor,
+    weights_XFD: list[Tensor],
+    counts_X: list[int],
+    load_X: Tensor | None,
+    grouped: bool,
+    activation: Activation,
 ) -> list[Tensor]:
     if grouped:
-        return _Grouped(x_PD, counts_X, weights_XFD, activation).forward()
+        return _Grouped(x_PD, counts_X if load_X is None else load_X, weights_XFD, activation).forward()
     return ExpertPass(counts_X, activation).forward(x_PD, _InMemory(weights_XFD))
 
 
 def _shapes(
-    x_PD: Tensor, weights_XFD: list[Tensor], _counts_X: list[int], _grouped: bool, _activation: Activation
+    x_PD: Tensor,
+    weights_XFD: list[Tensor],
+    _counts_X: list[int],
+    _load_X: Tensor | None,
+    _grouped: bool,
+    _activation: Activation,
 ) -> list[Tensor]:
     inner = _InMemory(weights_XFD).inner
     return [torch.empty_like(x_PD), *(x_PD.new_empty(len(x_PD), width) for width in inner)]
@@ -234,14 +273,17 @@ def _shapes(
 
 # one operation, so that selective recomputation keeps its results like those of other products
 _LIBRARY = torch.library.Library("atelier", "DEF")
-_LIBRARY.define("experts(Tensor x, Tensor[] weights, int[] counts, bool grouped, str activation) -> Tensor[]")
+_LIBRARY.define(
+    "experts(Tensor x, Tensor[] weights, int[] counts, Tensor? load, bool grouped, str activation)"
+    " -> Tensor[]"
+)
 _LIBRARY.impl("experts", _forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("experts", _shapes, "Meta")
 EXPERTS = torch.ops.atelier.experts.default
 
 
 class _ExpertsContext(FunctionCtx):
-    counts_X: Sequence[int]
+    counts_X: Sequence[int] | Tensor
     grouped: bool
     activation: Activation
     number: int  # number of weights
@@ -255,13 +297,16 @@ class _ExpertsMLP(torch.autograd.Function):
         ctx: _ExpertsContext,
         x_PD: Tensor,
         counts_X: Sequence[int],
+        load_X: Tensor | None,
         grouped: bool,
         activation: Activation,
         *weights_XFD: Tensor,
     ) -> Tensor:
         ctx.counts_X, ctx.grouped, ctx.number = counts_X, grouped, len(weights_XFD)
+        if load_X is not None:
+            ctx.counts_X = load_X
         ctx.activation = activation
-        y_PD, *inner_PF = EXPERTS(x_PD, weights_XFD, counts_X, grouped, activation)
+        y_PD, *inner_PF = EXPERTS(x_PD, weights_XFD, counts_X, load_X, grouped, activation)
         ctx.save_for_backward(x_PD, *weights_XFD, *inner_PF)
         return y_PD
 
@@ -269,7 +314,7 @@ class _ExpertsMLP(torch.autograd.Function):
     def backward(ctx: _ExpertsContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_PD, *rest = ctx.saved_tensors
         weights_XFD, inner_PF = rest[: ctx.number], rest[ctx.number :]
-        for_tokens, _, _, _, *for_weights = ctx.needs_input_grad
+        for_tokens, _, _, _, _, *for_weights = ctx.needs_input_grad
         gradient_PD = gradients[0].contiguous()
         if ctx.grouped:
             result_PD, made = _Grouped(x_PD, ctx.counts_X, weights_XFD, ctx.activation).backward(
@@ -277,18 +322,23 @@ class _ExpertsMLP(torch.autograd.Function):
             )
             made = [one.to(weight.dtype) for one, weight in zip(made, weights_XFD, strict=False)]
             _without_tokens(made, ctx.counts_X)
-            return result_PD, None, None, None, *(made or [None] * ctx.number)
+            return result_PD, None, None, None, None, *(made or [None] * ctx.number)
+        assert not isinstance(ctx.counts_X, Tensor)  # those are grouped
         found = [torch.empty_like(weight) for weight in weights_XFD] if any(for_weights) else []
         x_PD = ExpertPass(ctx.counts_X, ctx.activation).backward(
             gradient_PD, x_PD, inner_PF, _InMemory(weights_XFD, found),
             for_tokens=for_tokens, for_weights=bool(found),
         )  # fmt: skip
         _without_tokens(found, ctx.counts_X)
-        return x_PD if for_tokens else None, None, None, None, *(found or [None] * ctx.number)
+        return x_PD if for_tokens else None, None, None, None, None, *(found or [None] * ctx.number)
 
 
-def _without_tokens(gradients_XFD: Sequence[Tensor], counts_X: Sequence[int]) -> None:
+def _without_tokens(gradients_XFD: Sequence[Tensor], counts_X: Sequence[int] | Tensor) -> None:
     """Zero the gradients of experts without tokens, whose buffers may be unwritten."""
+    if isinstance(counts_X, Tensor):
+        for gradient in gradients_XFD:
+            gradient.masked_fill_((counts_X == 0)[:, None, None], 0)
+        return
     for expert, number in enumerate(counts_X):
         for gradient in () if number else gradients_XFD:
             gradient[expert].zero_()

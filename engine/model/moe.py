@@ -14,7 +14,7 @@ from atelier.engine.config.blocks import MLPS, Activation, MLPKind
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model.dispatch import Dispatch, collect, dispatched
-from atelier.engine.model.expert_mlp import experts_mlp, mlp
+from atelier.engine.model.expert_mlp import experts_mlp, may_stay, mlp
 from atelier.engine.model.placement import local
 from atelier.engine.model.routing import Routing, TokenRows, make_router
 
@@ -36,6 +36,7 @@ class ExpertWeights(nn.Module):
         self.down = nn.Parameter(torch.empty(num_experts, hidden, inner))
         self.num_experts = num_experts  # over all ranks
         self.products: ExpertProducts = "auto"
+        self.reads_counts = False  # whether the weights come from elsewhere, by the tokens of each expert
 
     def weights(self) -> list[Tensor]:
         """[gate,] up and down."""
@@ -48,7 +49,7 @@ class ExpertWeights(nn.Module):
         share_NK: Tensor,
         beside: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        load_X = (chosen_NK.flatten() + 1).bincount(minlength=self.num_experts + 1)[1:]
+        load_X = counted(chosen_NK, self.num_experts)
         finish = self.start(x_ND, chosen_NK, share_NK, load_X)
         besides_ND = None if beside is None else beside(x_ND)
         y_ND = finish()
@@ -58,6 +59,8 @@ class ExpertWeights(nn.Module):
         self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor
     ) -> Callable[[], Tensor]:
         """Start communication, if any; the returned function gives the weighted sums."""
+        if not self.reads_counts and may_stay(self.products, x_ND, self.weights()):
+            return lambda: self._on_device(x_ND, chosen_NK, share_NK, load_X)
         pairs = Dispatch.of(chosen_NK, load_X)
         is_all = len(pairs.token_P) == chosen_NK.numel()
         share_C = share_NK.flatten() if is_all else share_NK[chosen_NK >= 0]
@@ -71,6 +74,22 @@ class ExpertWeights(nn.Module):
         """Outputs for tokens [P, D] sorted by this rank's experts."""
         weights = [local(weight) for weight in self.weights()]
         return experts_mlp(x_PD, counts_X, weights, self.activation, self.products)
+
+    def _on_device(self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor) -> Tensor:
+        """The weighted sums, without waiting for the numbers of tokens per expert."""
+        pairs = Dispatch.on_device(chosen_NK, self.num_experts)
+        weights = [local(weight) for weight in self.weights()]
+        y_PD = experts_mlp(dispatched(x_ND, pairs), load_X, weights, self.activation)
+        return collect(y_PD, share_NK.masked_fill(chosen_NK < 0, 0.0).flatten(), pairs)
+
+
+def counted(chosen_NK: Tensor, num_experts: int) -> Tensor:
+    """[X] int64 the number of tokens of each expert; -1 = none."""
+    slots_A = chosen_NK.flatten() + 1
+    if not slots_A.is_cuda:
+        return slots_A.bincount(minlength=num_experts + 1)[1:]
+    empty = slots_A.new_zeros(num_experts + 1)  # bincount would wait for the largest
+    return empty.scatter_add_(0, slots_A, torch.ones_like(slots_A))[1:]
 
 
 class SharedExperts(nn.Module):

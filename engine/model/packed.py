@@ -2,7 +2,7 @@
 for sequences of variable length skip what a mask would hide.
 
 B rows, T tokens, S tokens seen, N documents of the row with the most, H query heads, K key/value heads, E
-head width
+head width, U and V tokens of all rows
 """
 
 import torch
@@ -70,8 +70,13 @@ def attend_packed(
     if not is_on_gpu(query_BHTE):
         return _document_by_document(query_BHTE, key_BKSE, value_BKSE, ends_BN, scale, window)
     (rows, heads, new), seen = query_BHTE.shape[:3], key_BKSE.shape[2]
+    query_UHE, key_VKE, value_VKE = (
+        x.transpose(1, 2).flatten(0, 1) for x in (query_BHTE, key_BKSE, value_BKSE)
+    )
     mixed = varlen_attn(
-        *(x.transpose(1, 2).flatten(0, 1) for x in (query_BHTE, key_BKSE, value_BKSE)),
+        query_UHE,
+        key_VKE,
+        value_VKE,
         flat_ends((ends_BN - (seen - new)).clamp(min=0), new),
         flat_ends(ends_BN, seen),
         new,

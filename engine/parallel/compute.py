@@ -170,6 +170,7 @@ _PRODUCTS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.bmm.default,
     torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,
     EXPERTS,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,

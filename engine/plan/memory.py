@@ -196,8 +196,8 @@ class _Rank:
         return each * scale * tokens * vocab + gradient + hidden, gradient + hidden
 
     def _mask(self) -> float:
-        """The attention mask, shared by all blocks, if scores are in memory."""
-        has_mask = not self.costs.is_fused and self.costs.queries
+        """The attention mask, shared by all blocks, if the model needs one or scores are in memory."""
+        has_mask = self.model_shape.has_mask if self.costs.is_fused else self.costs.queries
         return self.machine.width * self.tokens * self.model_shape.sequence if has_mask else 0.0
 
     def _block(self, recompute: str) -> float:

@@ -18,7 +18,8 @@ class ModelShape:
     experts or one MLP); `routed_width`: that of routed experts; `inner`: that of all, gated MLPs counted 1.5
     times. `flops`: forward and backward FLOPs of one token in each block; `after`: those after the blocks.
     `memory`: mean cost of product-key memories per token; their weights are not in `matrices`. A model
-    without equal transformer blocks has no `matrices`: only its FLOPs are known.
+    without equal transformer blocks has no `matrices`: only its FLOPs are known. `has_mask`: rows are more
+    than causal documents, so that fused attention computes a mask's zeros too.
     """
 
     sequence: int
@@ -41,6 +42,7 @@ class ModelShape:
     flops: tuple[float, ...]
     after: float
     memory: MemoryShape = NO_MEMORY
+    has_mask: bool = False
 
     @property
     def flops_per_token(self) -> float:
@@ -98,6 +100,7 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
         flops=tuple(flops),
         after=after,
         memory=MemoryShape.of(memory, model.hidden, model.num_layers) if memory else NO_MEMORY,
+        has_mask=bool(model.inputs),
     )
 
 

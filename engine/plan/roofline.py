@@ -13,6 +13,7 @@ from atelier.engine.plan.model_shape import ModelShape
 FUSED_FORWARD = 0.75  # of the FLOP/s of products: one causal kernel (FlashAttention-2, 2307.08691, figure 5)
 FUSED_BACKWARD = 0.65
 FUSED_BACKWARD_FLOPS = 2.5  # multiple of the forward pass, with scores recomputed
+HALF = 2  # bytes per number in products for which there are causal kernels
 KERNELS = 12  # kernels between the products of a block's forward pass
 SCORE_BYTES = 40  # per score of a memory's key: made, copied, sorted with its 64-bit index
 ROW_BYTES = 4  # per number of a value row
@@ -105,7 +106,8 @@ def _attention_s(model_shape: ModelShape, rows: float, axes: Axes, machine: Mach
     queries = model_shape.sequence / axes.context
     costs = machine.costs
     if costs.is_fused:
-        flops = 4 * heads * queries * model_shape.sequence * model_shape.head_dim / 2  # causal: one half
+        is_causal = not model_shape.has_mask and machine.width == HALF  # else a mask is read, not skipped
+        flops = 4 * heads * queries * model_shape.sequence * model_shape.head_dim / (2 if is_causal else 1)
         forward = flops / (machine.flops * FUSED_FORWARD)
         return forward, FUSED_BACKWARD_FLOPS * flops / (machine.flops * FUSED_BACKWARD)
     keys = costs.keys(model_shape.sequence)

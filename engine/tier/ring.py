@@ -152,6 +152,7 @@ class Ring:
             block.register_forward_pre_hook(partial(self._enter, number))
             block.register_forward_hook(partial(self._leave, number), always_call=True)
         for mixture in mixtures:
+            mixture.reads_counts = True
             mixture.compute = partial(self._mixture, mixture, numbers.index((mixture, 0)))
 
     def _unit(self, modules: Iterable[nn.Module]) -> Unit:

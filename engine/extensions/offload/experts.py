@@ -325,7 +325,7 @@ def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:
     def compute(x_PD: Tensor, counts_X: list[int]) -> Tensor:
         return tier.mixture(first, x_PD, counts_X)
 
-    experts.compute = compute
+    experts.compute, experts.reads_counts = compute, True
 
 
 class _Mixture:

@@ -9,7 +9,9 @@ from torch import Tensor
 from atelier.engine.model import packed
 from atelier.engine.model.attention import attend, attention_mask, within
 
-FORM = {"dtype": torch.float64, "requires_grad": True}
+
+def drawn_heads(heads: int, length: int, rows: int) -> Tensor:
+    return torch.randn(rows, heads, length, 8, dtype=torch.float64, requires_grad=True)
 
 
 def drawn_documents(draw: random.Random, rows: int, length: int) -> Tensor:
@@ -33,8 +35,8 @@ def test_it_gives_what_masks_give(window: int, begin: int) -> None:
         documents_BS = drawn_documents(draw, 3, length)
         ends_BN = packed.document_ends(documents_BS)
         assert ends_BN is not None
-        query = torch.randn(3, 4, length - begin, 8, **FORM)
-        key, value = (torch.randn(3, 2, length, 8, **FORM) for _ in range(2))
+        query = drawn_heads(4, length - begin, 3)
+        key, value = drawn_heads(2, length, 3), drawn_heads(2, length, 3)
         mask = attention_mask(documents_BS[:, begin:], documents_BS)
         if window:
             at = torch.arange(length)[None]
@@ -73,8 +75,8 @@ def test_the_kernel_gets_each_document_of_each_row(monkeypatch: pytest.MonkeyPat
         documents_BS = drawn_documents(draw, 2, 16)
         ends_BN = packed.document_ends(documents_BS)
         assert ends_BN is not None
-        query = torch.randn(2, 4, 16 - begin, 8, **FORM)
-        key, value = (torch.randn(2, 2, 16, 8, **FORM) for _ in range(2))
+        query = drawn_heads(4, 16 - begin, 2)
+        key, value = drawn_heads(2, 16, 2), drawn_heads(2, 16, 2)
         at = torch.arange(16)[None]
         mask = attention_mask(documents_BS[:, begin:], documents_BS)
         mask = within(mask, window, at[:, begin:], at) if window else mask
@@ -98,15 +100,18 @@ def by_sequence(
     assert cu_q.dtype == cu_k.dtype == torch.int32 and len(cu_q) == len(cu_k)
     assert (cu_q[-1], cu_k[-1]) == (len(query_NHE), len(key_NKE)) and window_size[1] == 0
     assert enable_gqa == (key_NKE.shape[1] < query_NHE.shape[1])
-    found = []
-    for n in range(len(cu_q) - 1):
-        q, k = slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])
-        new, seen = q.stop - q.start, k.stop - k.start
+    found: list[Tensor] = []
+    begins_q: list[int] = cu_q.tolist()
+    begins_k: list[int] = cu_k.tolist()
+    for n in range(len(begins_q) - 1):
+        q, k = slice(begins_q[n], begins_q[n + 1]), slice(begins_k[n], begins_k[n + 1])
+        new, seen = begins_q[n + 1] - begins_q[n], begins_k[n + 1] - begins_k[n]
         assert 0 <= new <= max_q and new <= seen <= max_k
         far = torch.arange(seen - new, seen)[:, None] - torch.arange(seen)
         may = (far >= 0) & (far <= window_size[0]) if window_size[0] >= 0 else far >= 0
         heads = (query_NHE[q], key_NKE[k], value_NKE[k])
         if new:
-            mixed = attend(*(x.transpose(0, 1)[None] for x in heads), may[None, None], scale=scale)
+            q_1HTE, k_1KSE, v_1KSE = (x.transpose(0, 1)[None] for x in heads)
+            mixed = attend(q_1HTE, k_1KSE, v_1KSE, may[None, None], scale=scale)
             found.append(mixed[0].transpose(0, 1))
     return torch.cat(found)
