@@ -31,6 +31,7 @@ class Device:
     per_node: int
     mtbf_hours: float = 45_600
     matmul: float = 0.66
+    precisions: tuple[str, ...] = ("bf16",)  # of 16 bits or less, besides fp32 and fp64
     launch_us: float = 4
     latency_us: float = 10
     disk_gbps: float = 1
@@ -53,11 +54,11 @@ DEVICES = {
     ),
     "h100": Device(
         peak_tflops=989, memory_gb=80, memory_gbps=3350, node_gbps=450, network_gbps=400, per_node=8,
-        host_gbps=64
+        host_gbps=64, precisions=("bf16", "fp8"),
     ),
     "h200": Device(
         peak_tflops=989, memory_gb=141, memory_gbps=4800, node_gbps=450, network_gbps=400, per_node=8,
-        host_gbps=64
+        host_gbps=64, precisions=("bf16", "fp8"),
     ),
     # one of a module's two dies, as Frontier counts
     "mi250x": Device(
@@ -66,7 +67,7 @@ DEVICES = {
     ),
     "v100": Device(
         peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8,
-        host_gbps=16
+        host_gbps=16, precisions=(),
     ),
     # one core with its share of the memory bandwidth; memory and bandwidth between processes are of the host
     CPU: Device(

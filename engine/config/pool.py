@@ -10,6 +10,7 @@ from atelier.engine.config.device import ALIASES, CPU, DEVICES, Device, known
 from atelier.engine.config.error import ConfigError, nearest
 
 Fact = Annotated[float, Field(gt=0)] | Literal["auto"]
+EXACT = ("fp32", "fp64")  # precisions of every device
 MOST_SLOTS = 1 << 16  # plans try every divisor as number of ranks
 Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
@@ -153,6 +154,26 @@ class Pool(Spec):
                 "use `atelier plan`; for your own devices copy its file in conf/pool, with a name and"
                 " without paper",
             )
+
+    def check_precision(self, precision: str) -> None:
+        """Raise ConfigError for a precision of 16 bits or less that these GPUs do not have; CPUs compute bf16
+        in fp32 if need be. A pool for plans may count fp16 as bf16.
+        """
+        if precision == "fp8" and self.is_cpu:
+            raise ConfigError(
+                "train.precision",
+                "fp8, but the pool's devices are CPUs",
+                "train.precision=bf16 runs everywhere",
+            )
+        device, is_counted = known(self.gpu), self.paper and precision == "bf16"
+        if self.is_cpu or device is None or is_counted or precision in (*EXACT, *device.precisions):
+            return
+        way_out = [*device.precisions, *EXACT][0]
+        raise ConfigError(
+            "train.precision",
+            f"{precision}, but {self.gpu} has no such products",
+            f"train.precision={way_out}, or other GPUs",
+        )
 
     @property
     def is_cpu(self) -> bool:

@@ -249,10 +249,8 @@ def resolved(arguments: Spec, pool: Pool) -> Spec:
         updates["parallel"] = best.parallel if best else parallel.resolved(slots, cores)
         if best and train is not None and trained(arguments) and not pool.is_cpu:
             updates["train"] = train = train.model_copy(update={"micro_batch": best.micro_batch})
-    if train is not None and train.precision == "fp8" and pool.gpu == "cpu":
-        raise ConfigError(
-            "train.precision", "fp8, but the pool's devices are CPUs", "train.precision=bf16 runs everywhere"
-        )
+    if train is not None:
+        pool.check_precision(train.precision)
     roles: dict[str, Role] | None = getattr(arguments, "roles", None)
     if roles is not None and train is not None:
         in_teaching_order(roles)
