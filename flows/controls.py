@@ -19,10 +19,10 @@ def controls_of(roles: dict[str, Role]) -> dict[str, Role]:
 
 def fewer(parallel: Parallel, roles: dict[str, Role]) -> Parallel:
     """The layout for roles without a teacher: no more stages than the smallest role has blocks, and no
-    settings of single roles or stages.
+    settings of single roles, stages or later steps.
     """
     layout = parallel.with_stages(min((role.model.num_blocks for role in roles.values()), default=1))
-    return layout.model_copy(update={"roles": {}, "stages": ()})
+    return layout.model_copy(update={"roles": {}, "stages": (), "later": {}})
 
 
 def layout_of_one(parallel: Parallel, name: str, role: Role) -> Parallel:

@@ -2,11 +2,11 @@
 in the same pass.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.mixture import (
     BLOCKS,
     Phase,
@@ -25,11 +25,9 @@ from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.sections import is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
-from atelier.engine.plan.checks import check_everybody, check_layout, check_readers, check_teaching
-from atelier.engine.plan.layout_checks import check_encoders
-from atelier.engine.plan.role_checks import check_caps, check_schedules
+from atelier.engine.plan.checks import check_everybody, check_layouts
+from atelier.engine.plan.role_checks import check_caps
 from atelier.engine.plan.role_placement import placement_of, with_teachers
-from atelier.engine.plan.streamed import check_whole
 from atelier.infra.code.code_change import digest_of
 from atelier.infra.code.code_map import maps_of, model_kinds
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
@@ -106,7 +104,9 @@ def train(
     begun = dict(inits or {})
     models = {key: begun.pop(key) for key, role in everybody.items() if not role.moves and key in begun}
     frozen = {**(finished or {}), **models}
-    _check(everybody, settings, parallel, frozen=frozen, inits=inits or {}, prefix=prefix, section=section)
+    parallel = parallel.with_steps(settings.num_steps)
+    more = {"frozen": frozen, "inits": inits or {}, "prefix": prefix, "section": section}
+    check_layouts(everybody, settings, parallel, **more)
     check_sources(everybody, weights, prefix)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     found |= _extra_inputs(everybody, weights, extras or {}, prefix)
@@ -147,35 +147,6 @@ def train(
     after = [*found.values(), *begun.values(), *frozen.values()]
     made = declare(node.model_copy(update={"products": every}), after) if every else {}
     return {role: made.get(role) or models[role] for role in roles if role in made or role in models}
-
-
-def _check(
-    roles: Mapping[str, Role],
-    settings: Train,
-    layout: Parallel,
-    *,
-    frozen: Collection[str],
-    inits: Collection[str],
-    prefix: str,
-    section: str,
-) -> None:
-    """Raises ConfigError for roles that cannot train together with these settings and layout."""
-    check_layout(layout, roles, settings, prefix=prefix, section=section)
-    placement_of(settings, roles).check_finished(section)
-    check_teaching(roles, prefix=prefix)
-    check_schedules(roles, settings, prefix=prefix)
-    rows = row_specs(roles, prefix).values()
-    check_readers(roles, rows, settings.at(0).sequence, prefix=prefix, section=section)
-    check_encoders(roles, rows, prefix)
-    for key in frozen:
-        check_whole(layout, key)
-    for key, role in roles.items():
-        place = f"{prefix}{key}." if prefix else ""
-        if role.moves:
-            end = role.last(settings.num_steps)
-            role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
-        if role.init and key not in inits:
-            raise ConfigError(f"{place}init", f"{role.init}: this flow starts from seeds", "leave it empty")
 
 
 def _extra_inputs(
@@ -335,11 +306,10 @@ def run(node: Node, context: RunContext) -> None:
     resumed, StoppedError, and errors of the ranks.
     """
     roles, settings, segments = unpack(node)
-    placement, own = placement_of(settings, roles), node.training
+    placement = placement_of(settings, roles)
     for segment in (segment for each in segments.values() for segment in each):
         if placement.claim:
             claim_site(context.store, segment.fingerprint, placement.claim)
-    maps, models = maps_of(node), models_of(node)
     if node.name in context.resume.fresh:
         context.begin_again(node, {role: segments[role] for role in context.missing(node)})
     resume = context.resume.model_copy(update={"fresh": ()})
@@ -349,13 +319,36 @@ def run(node: Node, context: RunContext) -> None:
     if not found.situations:
         return
     _register(node, context, found)
-    now = found
+    layouts = Parallel.model_validate(node.layout)
+    while True:
+        _, until, layout = layouts.spans(min(found.from_step, settings.num_steps - 1), settings.num_steps)[0]
+        span = node.model_copy(update={"layout": layout.model_dump(mode="json"), "ranks": layout.ranks})
+        try:
+            _train_until(until if until < settings.num_steps else 0, span, context, found, resume)
+            return
+        except StoppedError:
+            if context.stop.is_set() or until == settings.num_steps:
+                raise
+            found = check(node.name, plan_resume(node, context.store, resume))
+            if found.from_step < until:  # something else stopped it
+                raise
+
+
+def _train_until(until: int, node: Node, context: RunContext, found: ResumePlan, resume: Resume) -> None:
+    """One gang of the node's layout, to the end, or to step `until` if that is not 0: raises StoppedError."""
+    roles, settings, segments = unpack(node)
+    placement, own = placement_of(settings, roles), node.training
+    maps, models, now = maps_of(node), models_of(node), found
 
     def config(fences: Mapping[str, int]) -> dict[str, Json]:
         # again: another run may have trained on, or finished a role, during the wait for the lease
         nonlocal now
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
         _register(node, context, now)  # again: another run may have restarted it
+        if until and now.from_step >= until:
+            raise AtelierError(
+                f"{node.name}: another run has trained on, to a step of another layout; run again"
+            )
         every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
         every = placement.with_others(
             every,
@@ -374,6 +367,7 @@ def run(node: Node, context: RunContext) -> None:
             phases=data.phases,
             assignment=data.assignment,
             train=settings,
+            until=until,
         )
         return {"trainings": [training.model_dump(mode="json")], "peak_tflops": context.peak_tflops(node)}
 

@@ -6,7 +6,7 @@ tokens, pipeline the blocks, tensor the matrices, and expert also a mixture's ex
 """
 
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,12 @@ class Axes(Spec):
     def row_unit(self) -> int:
         """The tokens of a row must be a multiple of this number."""
         return self.tensor * (2 * self.context if self.context > 1 else 1)
+
+
+class LaterAxes(Axes):
+    """The axes of a training from a step on."""
+
+    pipeline: int = Field(default=1, ge=1, description="axis: ranks that split the blocks")
 
 
 @lru_cache(1 << 10)  # a plan asks for the same ones many times
@@ -119,6 +125,39 @@ class Parallel(Spec):
         default={},
         description="axes of students with their own layout on the ranks of their teacher's last stage",
     )
+
+    later: dict[Count | Annotated[float, Field(gt=0, lt=1)], LaterAxes] = Field(
+        default={},
+        description="other axes from a step of a training on, {120: {expert: 4}}, or from a share of its"
+        " steps on, {0.5: {expert: 4}}; axes that are left out are 1. The gang stops there with a"
+        " checkpoint, and another one of that many ranks goes on",
+    )
+
+    def with_steps(self, steps: int) -> "Parallel":
+        """The layout with shares of a training's steps as numbers of steps."""
+        later = {max(1, round(key * steps)) if key < 1 else key: axes for key, axes in self.later.items()}
+        return self.model_copy(update={"later": later}) if later else self
+
+    def spans(self, begin: int, end: int) -> "list[tuple[int, int, Parallel]]":
+        """First step, last step and layout of each span of a training from step `begin` to `end`."""
+        starts = [0, *map(int, sorted(self.later)), end]
+        layouts = [self.at(step) for step in starts[:-1]]
+        every = zip(starts[:-1], starts[1:], layouts, strict=True)
+        return [
+            (max(begin, first), min(end, last), one)
+            for first, last, one in every
+            if begin < last and first < end
+        ]
+
+    def at(self, step: int) -> "Parallel":
+        """The layout of a training's step `step`, without later ones."""
+        passed = [first for first in sorted(self.later) if first <= step]
+        if not passed:
+            return self.model_copy(update={"later": {}})
+        found = self.model_copy(update=self.later[passed[-1]].model_dump() | {"later": {}})
+        if self.threads == "auto":
+            return found
+        return found.model_copy(update={"threads": max(1, self.threads * self.ranks // found.ranks)})
 
     def resolved(self, slots: int, cores: int) -> "Parallel":
         """The layout with all `auto` numbers resolved from the pool's slots and the host's cores."""

@@ -122,6 +122,7 @@ class Training(Spec):
     phases: tuple[int, ...] = Field(default=(), description="first step of each phase after the first")
     assignment: Assignment = Field(default="blocks", description="how samples are assigned to streams")
     train: Train
+    until: int = Field(default=0, description="step where the gang stops for another layout; 0 = none")
 
     @field_validator("streams")
     @classmethod

@@ -65,6 +65,7 @@ class Trainer:
         self.order = [members[name] for name in students_first(training.members) if name in members]
         context = services.build_context
         self.data = TrainingData(training, context)
+        self._until = training.until or None
         self.hooks = Hooks(HookContext(training, members, context, self.data, services.stop, self._warn))
         self.begin = self.end = max(self.hooks.last, *(member.end for member in self.order))
         self.data.end = self.end
@@ -162,7 +163,7 @@ class Trainer:
         self.straggler.begin()
         self.profiler.begin(clock + 1)
         counts = Counts(0, 0, *[(0,) * len(self.training.parts)] * 2)
-        if self.gang.from_first(self.services.stop.is_asked):
+        if clock == self._until or self.gang.from_first(self.services.stop.is_asked):
             self._stop(clock)
         nothing = StepData([], counts)
         return LoopStep(clock, StepGroup((), {}), passing, nothing, counts, began, is_usual=False)
@@ -178,7 +179,7 @@ class Trainer:
         if slow := self.straggler.slow_rank(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
         self.hooks.timed(clock, heard[: self.gang.world])
-        if num_asked:
+        if num_asked or clock == self._until:
             self._stop(clock)
         if not counts.scored and not any(counts.parts):
             raise DataError(

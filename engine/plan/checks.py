@@ -1,11 +1,11 @@
 """Check layouts, objectives, models and teachers against each other before a process starts. Torch-free."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.kind_files import extension_part
-from atelier.engine.config.mixture import Phase
+from atelier.engine.config.mixture import Phase, row_specs
 from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
@@ -23,6 +23,7 @@ from atelier.engine.plan.expert_checks import (
 )
 from atelier.engine.plan.layout_checks import (
     check_embedding,
+    check_encoders,
     check_length,
     check_limits,
     check_manifest,
@@ -33,7 +34,9 @@ from atelier.engine.plan.layout_checks import (
     place_of,
     shared_rows,
 )
-from atelier.engine.plan.role_checks import check_trainable
+from atelier.engine.plan.role_checks import check_schedules, check_trainable
+from atelier.engine.plan.role_placement import placement_of
+from atelier.engine.plan.streamed import check_whole
 
 
 def check_layout(
@@ -338,3 +341,58 @@ def check_readers(
             )
         for name, role in roles.items():
             spec.check_reader(f"{prefix}{name}." if prefix else "", role.model)
+
+
+def check_layouts(
+    roles: Mapping[str, Role],
+    settings: Train,
+    layout: Parallel,
+    *,
+    frozen: Collection[str],
+    inits: Collection[str],
+    prefix: str,
+    section: str,
+) -> None:
+    """Raise ConfigError for roles that cannot train together with these settings and each of these layouts,
+    for later layouts that begin after the training's end, and for those over several sites.
+    """
+    steps, placement = settings.num_steps, placement_of(settings, roles)
+    if (last := max(layout.later, default=0)) >= steps:
+        raise ConfigError(f"parallel.later.{last}", f"the training ends at step {steps}", "an earlier step")
+    if layout.later and (placement.parts or placement.claim):
+        raise ConfigError("parallel.later", "is for a training at one site", "leave it out")
+    for begin, _, one in layout.spans(0, steps):
+        try:
+            _check_training(roles, settings, one, frozen=frozen, inits=inits, prefix=prefix, section=section)
+        except ConfigError as error:
+            if not begin:
+                raise
+            raise ConfigError(f"parallel.later.{begin}", str(error)) from None
+
+
+def _check_training(
+    roles: Mapping[str, Role],
+    settings: Train,
+    layout: Parallel,
+    *,
+    frozen: Collection[str],
+    inits: Collection[str],
+    prefix: str,
+    section: str,
+) -> None:
+    check_layout(layout, roles, settings, prefix=prefix, section=section)
+    placement_of(settings, roles).check_finished(section)
+    check_teaching(roles, prefix=prefix)
+    check_schedules(roles, settings, prefix=prefix)
+    rows = row_specs(roles, prefix).values()
+    check_readers(roles, rows, settings.at(0).sequence, prefix=prefix, section=section)
+    check_encoders(roles, rows, prefix)
+    for key in frozen:
+        check_whole(layout, key)
+    for key, role in roles.items():
+        place = f"{prefix}{key}." if prefix else ""
+        if role.moves:
+            end = role.last(settings.num_steps)
+            role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
+        if role.init and key not in inits:
+            raise ConfigError(f"{place}init", f"{role.init}: this flow starts from seeds", "leave it empty")

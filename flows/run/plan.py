@@ -24,7 +24,7 @@ from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals, P
 from atelier.flows.run.pools import gpu_notes
 from atelier.flows.run.reasons import reasons_of
 from atelier.flows.run.registry import parts_of_extensions, survey
-from atelier.flows.run.role_notes import role_notes, score_notes
+from atelier.flows.run.role_notes import later_notes, role_notes, score_notes, spans_of, together
 from atelier.flows.run.site_rows import Here, LinkRow, SiteRow, here_of, site_rows
 from atelier.flows.run.task_pools import check_nodes, moved_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
@@ -157,6 +157,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     refusals: list[str] = []
     seconds: dict[str, float] = {}
     outdated: dict[str, list[str]] = {}
+    later: list[str] = []
     _check_fresh(frozen, nodes)
     vocab = vocab_of(frozen.arguments)
     check_nodes(frozen.pool, frozen.task_pools, nodes)
@@ -188,6 +189,10 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         sizes = [row["memory_gb"] for row in mine if row["state"] == "run"]
         if (refusal := too_much(node, sizes, pool, of_node.vocab)) is not None:
             refusals.append(refusal)
+        if any(row["later"] for row in mine):
+            first, pace = min(row["from_step"] for row in mine), of_node.pace(node.task)
+            told, refused = later_notes(node, pool, of_node.vocab, first, pace)
+            later, refusals = later + told, refusals + refused
         if any(row["state"] == "run" for row in mine):
             asked = inference_plan(node, nodes, store, pool, of_node.vocab)
             refusals += asked.refusals
@@ -199,7 +204,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
             refusals += part.refusals(node, store)
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
-    notes = _notes(frozen, outdated, short_of(nodes))
+    notes = _notes(frozen, outdated, short_of(nodes)) + later
     for pool in frozen.pools:
         notes += role_notes([node for node in running if frozen.pool_of(node.task) is pool], pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool_of("score"), vocab) + data_notes(nodes, store)
@@ -226,8 +231,12 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
 
 def _left_s(rows: list[PlanRow]) -> float:
     """Seconds of the remaining steps of a node's trainings; roles of one training take turns."""
-    ranks = Parallel.model_validate(rows[0]["layout"]).ranks if rows[0]["layout"] else 1
-    return 3600 * sum(row["device_hours"] for row in rows if row["state"] != "reuse") / max(1, ranks)
+    left = [row for row in rows if row["state"] != "reuse"]
+    first = min((row["from_step"] for row in left), default=0)
+    ranks = Parallel.model_validate(rows[0]["layout"]).at(first).ranks if rows[0]["layout"] else 1
+    later = [span for row in left for span in row["later"]]
+    hours = sum(row["device_hours"] for row in left) - sum(span["device_hours"] for span in later)
+    return 3600 * (hours / max(1, ranks) + sum(span["device_hours"] / span["ranks"] for span in later))
 
 
 def _notes(frozen: RunConfig, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
@@ -334,6 +343,7 @@ def _row(
         "effective_time": 0.0,
         "best_checkpoint_every": 0,
         "layout": node.layout,
+        "later": [],
         "computed": computed(node, product, record, pool),
         "site": "",
         "pool": plan_inputs.frozen.pool_name(node.task),
@@ -343,19 +353,22 @@ def _row(
         return row
     config = node.training
     role, settings = config.roles[key], config.train
-    steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
-    aside = without_pipeline(config.roles)
-    layout = Parallel.model_validate(node.layout).of_role(key, is_student=key in aside)
+    begin, last = max(int(role.start), row["from_step"]), role.last(settings.num_steps)
+    aside, steps = without_pipeline(config.roles), max(0, last - begin)
+    pace = plan_inputs.pace(node.task)
+    spans = [] if is_idle else spans_of(node, key, pool, vocab, begin, pace)
+    layout = Parallel.model_validate(node.layout).at(begin).of_role(key, is_student=key in aside)
     pads = node.task == "finetune"
-    found = estimate(role, settings, layout, pool, vocab, 0 if is_idle else steps, pads=pads)
+    nothing = estimate(role, settings, layout, pool, vocab, 0, pads=pads).times(pace)
+    found = together(spans) if spans else nothing
     for name in () if is_done else _first_of(key, node, standing):
         beside = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
-        found = found.with_teacher(estimate(config.roles[name], settings, beside, pool, vocab, steps))
-    found = found.times(plan_inputs.pace(node.task))
+        teacher = estimate(config.roles[name], settings, beside, pool, vocab, steps)
+        found = found.with_teacher(teacher.times(pace))
     if settings.checkpoint_every != "auto":
         row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
         row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)
-    return {**row, **found.row()}
+    return {**row, **found.row(), "later": [span.row() for span in spans[1:]]}
 
 
 def _first_of(key: str, node: Node, standing: Standing) -> list[str]:

@@ -11,6 +11,16 @@ from atelier.flows.run.site_rows import LinkRow, SiteRow
 from atelier.infra.dag import Node
 
 
+class LaterRow(TypedDict):
+    """The steps of a training on a later layout."""
+
+    step: int
+    ranks: int
+    step_s: float
+    memory_gb: float
+    device_hours: float
+
+
 class PlanRow(EstimateRow):
     """One artifact of a plan, as `atelier plan --json` prints it, with the costs of the remaining work."""
 
@@ -24,6 +34,7 @@ class PlanRow(EstimateRow):
     effective_time: float
     best_checkpoint_every: int
     layout: Json
+    later: list[LaterRow]
     computed: str
     site: str  # the site that makes it; '' = this one
     pool: str  # the pool that makes it

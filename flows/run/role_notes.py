@@ -1,8 +1,10 @@
 """Notes of a plan about single roles: bytes read for a model that is scored in less memory than its size,
-quantities scaled by a base width, and reports of extensions.
+quantities scaled by a base width, reports of extensions; the price of each of a training's layouts.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Score
@@ -14,12 +16,15 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.sections import extensions_of, sections_of
 from atelier.engine.config.train import Train
-from atelier.engine.plan.estimate import Setting
+from atelier.engine.plan.estimate import Estimate, Setting, estimate
+from atelier.engine.plan.search import mesh
 from atelier.engine.plan.streamed import SCORED, StreamedPass, streamed_pass
 from atelier.flows.run.auto import trained
 from atelier.flows.run.memory_fit import limit_gb
+from atelier.flows.run.plan_document import LaterRow
 from atelier.infra.code.code_map import TRAINED
 from atelier.infra.dag import Node
+from atelier.infra.launch.slots import num_slots
 
 
 def role_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
@@ -107,3 +112,79 @@ def _read_again(name: str, passed: StreamedPass, gb: float) -> str:
 
 def _gb(size: float) -> str:
     return f"{size / 1e9:.3g} GB"
+
+
+class LayoutSpan(NamedTuple):
+    """A role's steps on one layout: the first of them, and the estimate."""
+
+    begin: int
+    layout: Parallel
+    estimate: Estimate
+
+    @property
+    def seconds(self) -> float:
+        return 3600 * self.estimate.device_hours / max(1, self.layout.ranks)
+
+    def row(self) -> LaterRow:
+        """As plain JSON."""
+        found = self.estimate
+        return {
+            "step": self.begin,
+            "ranks": self.layout.ranks,
+            "step_s": round(found.step_s, 6),
+            "memory_gb": round(found.memory_gb, 6),
+            "device_hours": round(found.device_hours, 6),
+        }
+
+
+def spans_of(node: Node, key: str, pool: Pool, vocab: int, first: int, pace: float = 1.0) -> list[LayoutSpan]:
+    """The spans of a role's steps from `first` on; a layout that does not change is one span. Each step is
+    longer than planned by `pace`.
+    """
+    config = node.training
+    role, settings = config.roles[key], config.train
+    aside, pads = without_pipeline(config.roles), node.task == "finetune"
+    last = role.last(settings.num_steps)
+    found = []
+    for begin, end, whole in Parallel.model_validate(node.layout).spans(first, last):
+        layout = whole.of_role(key, is_student=key in aside)
+        priced = estimate(role, settings, layout, pool, vocab, end - begin, pads=pads)
+        found.append(LayoutSpan(begin, layout, priced.times(pace)))
+    return found
+
+
+def together(spans: list[LayoutSpan]) -> Estimate:
+    """The estimate of the first span, with the hours and FLOPs of all."""
+    first, *later = (span.estimate for span in spans)
+    return replace(
+        first,
+        flops=first.flops + sum(each.flops for each in later),
+        device_hours=first.device_hours + sum(each.device_hours for each in later),
+    )
+
+
+def later_notes(node: Node, pool: Pool, vocab: int, first: int, pace: float) -> tuple[list[str], list[str]]:
+    """Lines about the spans after the first, over all roles, and refusals of those that do not fit."""
+    notes: list[str] = []
+    refusals: list[str] = []
+    by_step: dict[int, list[LayoutSpan]] = {}
+    for key, role in node.training.roles.items():
+        for span in spans_of(node, key, pool, vocab, first, pace)[1:] if role.moves else ():
+            by_step.setdefault(span.begin, []).append(span)
+    for step, spans in sorted(by_step.items()):
+        layout = Parallel.model_validate(node.layout).at(step)
+        gb, step_s = (sum(getattr(span.estimate, name) for span in spans) for name in ("memory_gb", "step_s"))
+        shape = f"{mesh(layout)} ({layout.ranks} rank{'s' * (layout.ranks > 1)})"
+        seconds = sum(span.seconds for span in spans)
+        notes.append(
+            f"{node.name}: from step {step} on {shape}: {step_s:.2g} s a step, {gb:.2g} GB a rank,"
+            f" {seconds:.3g} s"
+        )
+        place = f"{node.name}: parallel.later.{step}"
+        if gb > (limit := limit_gb(pool, layout.ranks)):
+            refusals.append(f"{place} needs {gb:.1f} GB on each rank of {limit:.1f}; give other axes")
+        threads = layout.threads if isinstance(layout.threads, int) else 1
+        needed = layout.ranks * (threads if pool.is_cpu else 1)
+        if needed > (slots := num_slots(pool)) and not pool.paper:
+            refusals.append(f"{place} needs {needed} slots of the pool's {slots}; give fewer ranks")
+    return notes, refusals
