@@ -17,6 +17,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.prepare import (
     CurateConfig,
+    DescribeConfig,
     ExtractConfig,
     LabelConfig,
     PoseConfig,
@@ -111,9 +112,9 @@ def _extract(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
 
 
 def _describe(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
-    parse(Spec, run.config, "config")
+    config = parse(DescribeConfig, run.config, "config")
     output = output_of(run, "attributes")
-    return output, describe(input_of(run, "corpus"), output, scratch, progress)
+    return output, describe(config, input_of(run, "corpus"), output, scratch, progress)
 
 
 def _index_words(run: RunFile, scratch: Path, progress: Progress) -> Prepared:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from atelier.engine.config.data import Data, Tokenizer
+from atelier.engine.config.described import Described
+from atelier.engine.config.generation import GENRES
 from atelier.engine.config.mixture import Phase, Sharing, sources
+from atelier.engine.config.objective.control import Control
 from atelier.engine.config.role import Role
 from atelier.engine.config.taggers import Tagger
 from atelier.flows.curation import curated
@@ -25,7 +28,7 @@ from atelier.tasks.write import write
 @dataclass(frozen=True)
 class Text:
     """Documents and tokens of every source, their shares in each phase, the assignment of samples, the
-    tokenizer that made them, and the taggers that find triples in them.
+    tokenizer that made them, and the settings of what else is read from them.
     """
 
     corpora: dict[str, Reference]
@@ -35,6 +38,7 @@ class Text:
     sharing: Sharing
     tokenizer: Reference
     taggers: dict[str, Tagger]
+    attributes: Described
 
 
 def corpus(data: Data, tokenizer: Tokenizer) -> Text:
@@ -60,13 +64,21 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
         sharing=data.sharing,
         tokenizer=vocabulary,
         taggers=data.taggers,
+        attributes=data.attributes,
     )
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
     """Inputs of these roles' objectives besides tokens (triples, attributes), by kind and text source."""
-    makers = {"triples": partial(extract, taggers=text.taggers), "attributes": describe}
+    described = partial(describe, attributes=text.attributes, genres=genres_of(roles))
+    makers = {"triples": partial(extract, taggers=text.taggers), "attributes": described}
     return {
         source: {name: makers[source](name, reference) for name, reference in text.corpora.items()}
         for source in sorted(sources(roles) & makers.keys())
     }
+
+
+def genres_of(roles: Mapping[str, Role]) -> tuple[str, ...]:
+    """The genres of the roles' controlled text; those of the rules if there is none."""
+    specs = [spec for role in roles.values() for spec in role.objective.values()]
+    return next((spec.genres for spec in specs if isinstance(spec, Control)), GENRES)

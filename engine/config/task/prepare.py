@@ -1,11 +1,13 @@
-"""Configs of the tasks that prepare data; encode and describe have none. `files`: all files read,
+"""Configs of the tasks that prepare data; encode has none. `files`: all files read,
 each with its content id; `place`, `length`: configuration keys, for errors.
 """
 
 from atelier.engine.config.base import JsonObject, Spec
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import AdoptedEnds, Labels, Source, Tokenizer
+from atelier.engine.config.described import Described
 from atelier.engine.config.evaluation_source import Form
+from atelier.engine.config.generation import GENRES
 from atelier.engine.config.taggers import Tagger
 
 
@@ -40,6 +42,15 @@ class ExtractConfig(Spec):
 
     taggers: dict[str, Tagger] = {}
     files: dict[str, tuple[tuple[str, str], ...]] = {}
+
+
+class DescribeConfig(Spec):
+    """`genre`: of all documents without a label, '' = by rules; `genres`: those that models have."""
+
+    attributes: Described = Described()
+    genre: str = ""
+    genres: tuple[str, ...] = GENRES
+    files: tuple[tuple[str, str], ...] = ()
 
 
 class PoseConfig(Spec):

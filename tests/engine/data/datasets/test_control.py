@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from atelier.engine.config.described import Described
 from atelier.engine.config.generation import GENRES, TAGS, GenerationAttributes
 from atelier.engine.config.objective.control import Control
 from atelier.engine.data.attributes import genre_of, paragraphs, sentiment_of, topic_of
@@ -113,5 +114,5 @@ def test_attributes_of_a_document_follow_from_its_name_and_words() -> None:
     assert (genre_of("asyncio/base.py"), topic_of("asyncio/base.py")) == ("code", "asyncio")
     assert (genre_of("test/test_os.py"), topic_of("os.py")) == ("test", "os")
     assert (genre_of("builtin:math"), genre_of("notes.txt")) == ("documentation", "prose")
-    assert sentiment_of("this fails with an error") == "negative"
-    assert paragraphs("short\n\n" + "x" * 70) == ["x" * 70]
+    assert sentiment_of(["this", "fails", "with", "an", "error"], ["works"], ["fails", "error"]) == "negative"
+    assert paragraphs("short\n\n" + "x" * 70, Described()) == ["x" * 70]
