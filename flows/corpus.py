@@ -14,6 +14,7 @@ from atelier.engine.config.mixture import Phase, Sharing, sources
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.role import Role
 from atelier.engine.config.taggers import Tagger
+from atelier.engine.config.units import OF_TRIPLES, MaskingUnits
 from atelier.flows.curation import curated
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import existing_model
@@ -39,6 +40,8 @@ class Text:
     tokenizer: Reference
     taggers: dict[str, Tagger]
     attributes: Described
+    units: MaskingUnits
+    triples: dict[str, Reference]  # if the text's units are their names
 
 
 def corpus(data: Data, tokenizer: Tokenizer) -> Text:
@@ -54,7 +57,13 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
             for name, corpus in corpora.items()
         }
     vocabulary = learn_tokenizer(corpora, tokenizer)
-    tokens = {name: encode(name, corpora[name], vocabulary) for name in sources}
+    find = partial(extract, taggers=data.taggers, units=data.units)
+    by_names = data.units.entities == OF_TRIPLES
+    triples = {name: find(name, corpora[name]) for name in sources} if by_names else {}
+    tokens = {
+        name: encode(name, corpora[name], vocabulary, units=data.units, triples=triples.get(name))
+        for name in sources
+    }
     weights = {name: source.weight for name, source in sources.items()}
     return Text(
         corpora=corpora,
@@ -65,15 +74,21 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
         tokenizer=vocabulary,
         taggers=data.taggers,
         attributes=data.attributes,
+        units=data.units,
+        triples=triples,
     )
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
     """Inputs of these roles' objectives besides tokens (triples, attributes), by kind and text source."""
     described = partial(describe, attributes=text.attributes, genres=genres_of(roles))
-    makers = {"triples": partial(extract, taggers=text.taggers), "attributes": described}
+    makers = {
+        "triples": partial(extract, taggers=text.taggers, units=text.units),
+        "attributes": described,
+    }
     return {
-        source: {name: makers[source](name, reference) for name, reference in text.corpora.items()}
+        source: (source == "triples" and text.triples)
+        or {name: makers[source](name, reference) for name, reference in text.corpora.items()}
         for source in sorted(sources(roles) & makers.keys())
     }
 

@@ -15,6 +15,7 @@ from atelier.engine.config.parallel import InferenceLayout
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.taggers import Tagger
+from atelier.engine.config.units import MaskingUnits
 
 END, PAD = "<|end|>", "<|pad|>"  # in every learned tokenizer
 STARTS = (PAD, "<pad>")  # padding tokens that a decoder after an encoder may start with
@@ -116,6 +117,9 @@ class Data(Source):
     )
     attributes: Described = Field(
         default=Described(), description="how attributes of paragraphs are found or imported"
+    )
+    units: MaskingUnits = Field(
+        default=MaskingUnits(), description="words and names that knowledge masking hides as a whole"
     )
 
     def sources(self) -> dict[str, Source]:

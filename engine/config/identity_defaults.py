@@ -131,6 +131,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "genres": ["code", "test", "documentation", "line", "prose"],
         "attributes": ["genre", "topic", "keywords", "sentiment", "length"],
     },
+    "MaskingUnits": {"words": "spelling", "entities": "", "field": "name"},
     "Described": {
         "source": "",
         "document": "document",

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
@@ -23,6 +23,7 @@ from atelier.engine.config.task.prepare import ExtractConfig
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, TRIPLES, corpus_lines
 from atelier.engine.data.row import Column, text_problem
 from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.data.units import UnitFinder, names_in
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
@@ -86,7 +87,10 @@ def extract(
         )
     for name in sorted(without):
         progress.warn(f"data.taggers.{name} finds no triples in {corpus.record.name}")
-    lines = [triple._asdict() | {"split": split} for triple, split in found.values()]
+    lines: list[dict[str, Any]] = [triple._asdict() | {"split": split} for triple, split in found.values()]
+    if not config.marked.units.is_plain:
+        units = UnitFinder(config.marked.units, names_in(config.marked, lines, progress), scratch)
+        lines = [line | {"units": units.spans(line["text"])} for line in lines]
     text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in lines)
     output.add_bytes(TRIPLES, text.encode())
     splits = Counter(line["split"] for line in lines)

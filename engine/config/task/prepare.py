@@ -1,4 +1,4 @@
-"""Configs of the tasks that prepare data; encode has none. `files`: all files read,
+"""Configs of the tasks that prepare data. `files`: all files read,
 each with its content id; `place`, `length`: configuration keys, for errors.
 """
 
@@ -9,6 +9,7 @@ from atelier.engine.config.described import Described
 from atelier.engine.config.evaluation_source import Form
 from atelier.engine.config.generation import GENRES
 from atelier.engine.config.taggers import Tagger
+from atelier.engine.config.units import MaskingUnits
 
 
 class CurateConfig(Spec):
@@ -37,11 +38,19 @@ class RenderConfig(Spec):
     length: str = "train.sequence"
 
 
+class EncodeConfig(Spec):
+    """`files`: those of names of entities."""
+
+    units: MaskingUnits = MaskingUnits()
+    files: tuple[tuple[str, str], ...] = ()
+
+
 class ExtractConfig(Spec):
-    """`files`: by tagger that reads rows."""
+    """`files`: by tagger that reads rows. `marked`: the units of the sentences."""
 
     taggers: dict[str, Tagger] = {}
     files: dict[str, tuple[tuple[str, str], ...]] = {}
+    marked: EncodeConfig = EncodeConfig()
 
 
 class DescribeConfig(Spec):

@@ -46,7 +46,7 @@ def described(
 def test_labels_give_what_they_name_and_rules_the_rest(workshop: Workshop, corpus: ArtifactInput) -> None:
     known = ids(workshop, corpus)
     first, second = (known[TEXT.format(n=n)] for n in (0, 1))
-    rows: list[dict[str, Json]] = [
+    rows: list[dict[str, Any]] = [
         {"document": first, "genre": "law", "topic": "ports", "keywords": ["pier", "buoy"]}
         | {"sentiment": "negative"},
         {"document": second, "keywords": "pier, quay"},
@@ -83,7 +83,7 @@ def test_labels_of_other_documents_are_refused_and_some_of_them_named(
         DataError, match=r"none of its 1 labels is of a document of corpus, whose ids are such as"
     ):
         described(workshop, corpus, [{"document": "elsewhere", "genre": "law"}], genre="law")
-    rows: list[dict[str, Json]] = [
+    rows: list[dict[str, Any]] = [
         {"document": name} | {"genre": "law"} for name in ids(workshop, corpus).values()
     ]
     described(workshop, corpus, [*rows, {"document": "elsewhere", "genre": "law"}])
