@@ -1,7 +1,7 @@
 """Product-key memories (1907.05242): a model with a memory beside the same without, and beside one with twice
 its layers: held-out loss, CPU seconds of training and of reading; which value rows and keys text reads.
 
-python benchmarks/memories.py [--seeds 1 2 3] [--steps 320] [--store DIR] [--tiny]    finished parts are reused
+python benchmarks/memories.py [--seeds 1 2 3] [--steps 120] [--store DIR] [--tiny]   finished parts are reused
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Remembering(Parts):
         }  # fmt: skip
 
     def seconds(self, models: dict[str, Model]) -> dict[str, float]:
-        """CPU microseconds a token of a pass over rows of held-out text: medians of rounds in rotated order."""
+        """CPU microseconds a token of a pass over held-out rows: medians of rounds in rotated order."""
         batch = {name: torch.from_numpy(values[:8]) for name, values in self.rows[0].items()}
         found: dict[str, list[float]] = {name: [] for name in models}
         order = list(models)
@@ -102,7 +102,7 @@ class Remembering(Parts):
 
 
 def main() -> None:
-    chosen = options(__doc__ or "", steps=320, store="memories")
+    chosen = options(__doc__ or "", steps=120, store="memories")
     chosen.threads = 1
     bench = Remembering(chosen)
     torch.set_num_threads(1)

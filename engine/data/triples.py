@@ -30,8 +30,8 @@ from atelier.engine.io.process import Progress
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
 MAX_CHARS = 400  # per sentence
 MISSED = {  # by kind of tagger: what would have triples
-    "rules": 'Python source, or text with sentences like "X is a Y"; for others +tagger@data.taggers=chinese,'
-    " german or listed",
+    "rules": 'Python source, or text with sentences like "X is a Y"; for others +language=chinese or german,'
+    " or +tagger@data.taggers=listed",
     "sentences": "text with sentences that the pattern matches, or another pattern",
     "listed": f"triples of which a sentence of at most {MAX_CHARS} characters has both names",
 }
