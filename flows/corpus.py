@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from atelier.engine.config.annotations import OF_TRIPLES, Described, MaskingUnits
 from atelier.engine.config.data import Data, Tokenizer
-from atelier.engine.config.described import Described
 from atelier.engine.config.generation import GENRES
 from atelier.engine.config.mixture import Phase, Sharing, sources
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.role import Role
 from atelier.engine.config.taggers import Tagger
-from atelier.engine.config.units import OF_TRIPLES, MaskingUnits
 from atelier.flows.curation import curated
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import existing_model

@@ -2,9 +2,9 @@
 documents.
 """
 
+from atelier.engine.config.annotations import Described
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
-from atelier.engine.config.described import Described
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.generation import GENRES
 from atelier.engine.config.task.prepare import DescribeConfig

@@ -4,11 +4,11 @@ like its documents.
 
 from collections.abc import Mapping
 
+from atelier.engine.config.annotations import MaskingUnits
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
 from atelier.engine.config.taggers import TaggerSpec
 from atelier.engine.config.task.prepare import ExtractConfig
-from atelier.engine.config.units import MaskingUnits
 from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one, of_source
 from atelier.infra.store.source_contents import contents_of, identity_of

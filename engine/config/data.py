@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from atelier.engine.config.annotations import Described, MaskingUnits
 from atelier.engine.config.base import Count, Json, Spec
 from atelier.engine.config.curation import Curation
-from atelier.engine.config.described import Described
 from atelier.engine.config.error import nearest, printable
 from atelier.engine.config.generation import Written
 from atelier.engine.config.mixture import Assignment, Phase, Sharing, sharing_of
@@ -15,7 +15,6 @@ from atelier.engine.config.parallel import InferenceLayout
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.taggers import Tagger
-from atelier.engine.config.units import MaskingUnits
 
 END, PAD = "<|end|>", "<|pad|>"  # in every learned tokenizer
 STARTS = (PAD, "<pad>")  # padding tokens that a decoder after an encoder may start with

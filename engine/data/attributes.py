@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypedDict, cast, get_args
 
+from atelier.engine.config.annotations import LABELS, Described
 from atelier.engine.config.base import Json
-from atelier.engine.config.described import Described
 from atelier.engine.config.error import DataError, nearest, printable
 from atelier.engine.config.generation import Sentiment
 from atelier.engine.config.task.prepare import DescribeConfig
@@ -108,9 +108,7 @@ def describe(
 def _labels(config: DescribeConfig, progress: Progress) -> dict[str, DocumentLabels]:
     """By document. Raises DataError for a row without its document, or with a label that nobody knows."""
     settings, found = config.attributes, dict[str, DocumentLabels]()
-    optional = [
-        Column(names=(name,), is_needed=False) for name in ("genre", "topic", "keywords", "sentiment")
-    ]
+    optional = [Column(names=(name,), is_needed=False) for name in LABELS]
     columns = [Column(names=(settings.document,), may_be_number=True), *optional]
     with SourceReader(on_error="stop", place="", progress=progress) as reader:
         for path, expected in config.files:

@@ -1,4 +1,4 @@
-"""Mark the tokens of a text's units (engine/config/units.py): the task `encode` writes a mark for each token.
+"""Mark the tokens of a text's units (MaskingUnits): the task `encode` writes a mark for each token.
 
 Shape letters: N tokens.
 """
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from atelier.engine.config.annotations import OF_TRIPLES, MaskingUnits
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
 from atelier.engine.config.task.prepare import EncodeConfig
-from atelier.engine.config.units import OF_TRIPLES, MaskingUnits
 from atelier.engine.data.row import Column, text_problem
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.words_of_text import Span, cutter, is_unseparated
@@ -24,7 +24,7 @@ SHORTEST = 2  # characters of a name
 PLACE = "data.units"
 
 
-class Names:
+class NameFinder:
     """Where any of these names is in a text: the longest at each place, not as a part of a longer word."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -81,7 +81,7 @@ class UnitFinder:
     """The units of texts: names first, then words of scripts without blanks between them."""
 
     def __init__(self, spec: MaskingUnits, names: Iterable[str], scratch: Path) -> None:
-        self.spec, self.names = spec, Names(names)
+        self.spec, self.names = spec, NameFinder(names)
         self._words: Callable[[str], Iterator[Span]] | None = None
         if spec.words != "spelling":
             is_cut = spec.words == "jieba"

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.config.described import WordKind
+from atelier.engine.config.annotations import WordKind
 from atelier.engine.config.error import ConfigError
 
 UNSEPARATED = 0x0E00  # first script without blanks between words: Thai; Chinese and Japanese are above

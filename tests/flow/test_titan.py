@@ -111,7 +111,9 @@ def test_the_manifest_names_what_the_run_made(atelier: Atelier) -> None:
     }
 
 
-def test_text_in_another_language_needs_its_language_and_then_trains(atelier: Atelier, tmp_path: Path) -> None:
+def test_text_in_another_language_is_refused_without_it_and_trains_with_it(
+    atelier: Atelier, tmp_path: Path
+) -> None:
     draw = random.Random(1)
 
     def paragraph() -> str:

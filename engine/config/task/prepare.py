@@ -2,14 +2,13 @@
 each with its content id; `place`, `length`: configuration keys, for errors.
 """
 
+from atelier.engine.config.annotations import Described, MaskingUnits
 from atelier.engine.config.base import JsonObject, Spec
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import AdoptedEnds, Labels, Source, Tokenizer
-from atelier.engine.config.described import Described
 from atelier.engine.config.evaluation_source import Form
 from atelier.engine.config.generation import GENRES
 from atelier.engine.config.taggers import Tagger
-from atelier.engine.config.units import MaskingUnits
 
 
 class CurateConfig(Spec):

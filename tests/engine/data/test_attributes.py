@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from atelier.engine.config.annotations import Described
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
-from atelier.engine.config.described import Described
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.objective.control import Control
 from atelier.engine.data import words_of_text

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atelier.engine.config.annotations import MaskingUnits
 from atelier.engine.config.base import Json
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.knowledge import Knowledge
 from atelier.engine.config.objective.mlm import MLM
-from atelier.engine.config.units import MaskingUnits
 from atelier.engine.data.datasets import knowledge, mlm
 from atelier.engine.data.tokens import TokenText
-from atelier.engine.data.units import Names, UnitFinder, marks_of
+from atelier.engine.data.units import NameFinder, UnitFinder, marks_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 from tests.engine.data.conftest import Workshop
@@ -38,7 +38,7 @@ def test_the_longest_name_counts_and_a_part_of_a_word_is_none(tmp_path: Path) ->
     names = ["New York", "New York City", "art"]
     text = "An artist of New York City likes New York and art."
     assert spans("spelling", names, text, tmp_path) == ["New York City", "New York", "art"]
-    assert len(Names(["a", "ab ", "ab"])) == 1
+    assert len(NameFinder(["a", "ab ", "ab"])) == 1
 
 
 def test_characters_of_chinese_are_units_and_names_in_them_are_whole(tmp_path: Path) -> None:

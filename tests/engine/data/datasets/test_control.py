@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from atelier.engine.config.described import Described
+from atelier.engine.config.annotations import Described
 from atelier.engine.config.generation import GENRES, TAGS, GenerationAttributes
 from atelier.engine.config.objective.control import Control
 from atelier.engine.data.attributes import genre_of, paragraphs, sentiment_of, topic_of

@@ -1,4 +1,6 @@
-"""How the attributes of paragraphs (genre, topic, keywords, sentiment) are found, or imported. Torch-free."""
+"""What is found in text besides its tokens: attributes of paragraphs (genre, topic, keywords, sentiment), and
+units of knowledge masking. Torch-free.
+"""
 
 from typing import Literal, Self
 
@@ -8,6 +10,7 @@ from atelier.engine.config.base import Spec
 
 WordKind = Literal["latin", "letters", "characters", "jieba"]
 LABELS = ("genre", "topic", "keywords", "sentiment")  # fields of a row of labels, besides the document
+OF_TRIPLES = "triples"
 
 
 class Described(Spec):
@@ -42,3 +45,37 @@ class Described(Spec):
         if self.shortest > self.longest:
             raise ValueError(f"shortest={self.shortest} is above longest={self.longest}")
         return self
+
+
+class MaskingUnits(Spec):
+    """Words of scripts without blanks, and names of entities. Other tokens belong to a word or phrase by
+    their spelling.
+    """
+
+    words: Literal["spelling", "characters", "jieba"] = Field(
+        default="spelling",
+        description="words of scripts without blanks. spelling: runs of up to 16 tokens; characters: each"
+        " character; jieba: Chinese words (the extra chinese)",
+    )
+    entities: str = Field(
+        default="",
+        description="names that are hidden as a whole: triples (heads and tails), or path or fsspec glob of"
+        " .jsonl or .parquet rows; empty = none",
+    )
+    field: str = Field(default="name", min_length=1, description="field of a row with the name")
+
+    @model_validator(mode="after")
+    def _has_names(self) -> Self:
+        if self.field != "name" and self.entities in ("", OF_TRIPLES):
+            raise ValueError(f"field={self.field} does nothing without files of entities")
+        return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no such units."""
+        return self.words == "spelling" and not self.entities
+
+    @property
+    def reads(self) -> str:
+        """The files of names; '' without."""
+        return "" if self.entities == OF_TRIPLES else self.entities
