@@ -134,7 +134,7 @@ class Generator:
                 "leave them out; the teacher of `atelier titan` learns them with an objective of kind"
                 " control (conf/objective/titan.yaml)",
             )
-        genres: tuple[str, ...] = getattr(self.model.spec, "genres", GENRES)
+        genres: tuple[str, ...] = getattr(self.model, "genres", getattr(self.model.spec, "genres", GENRES))
         if wishes.genre and wishes.genre not in genres:
             near = nearest(wishes.genre, genres)
             raise ConfigError(
