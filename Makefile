@@ -49,7 +49,7 @@ mutants: setup  ## break the code on purpose, one change at a time; its test mus
 	$(BIN)/python tests/mutants/run.py
 
 bench: setup  ## run timings and long comparisons; results go to benchmarks/results
-	for script in anchors mt_nlg goodput planner peers rows overhead orchestration checkpoint model_memory seeds online_distillation lesson_cost scarce_data objectives ernie_kind chain progressive uneven_pipeline sweeps submission ring tiers merged elastic embedding adopt serve moefy wind_tunnel inheritance prompts scale; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in anchors mt_nlg goodput planner peers rows overhead orchestration checkpoint model_memory seeds online_distillation lesson_cost scarce_data objectives ernie_kind chain progressive uneven_pipeline sweeps submission ring tiers merged elastic embedding adopt serve moefy wind_tunnel inheritance prompts scale memories full_size claims; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/seeds.py titan
 
 soak: setup  ## run make test in random order in one process (SEED=number), then hours of kills, drawn layouts, foreign input

@@ -17,6 +17,8 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.prepare import (
     CurateConfig,
+    DescribeConfig,
+    EncodeConfig,
     ExtractConfig,
     LabelConfig,
     PoseConfig,
@@ -24,12 +26,14 @@ from atelier.engine.config.task.prepare import (
     TokenizerConfig,
 )
 from atelier.engine.data.attributes import describe
+from atelier.engine.data.corpus import TRIPLES
 from atelier.engine.data.curate import curate
 from atelier.engine.data.curation.spool import Ranks
 from atelier.engine.data.encode import encode
 from atelier.engine.data.label import label, tuned_on
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.triples import extract
+from atelier.engine.data.units import UnitFinder, names_in
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress, input_of, output_of, run_verb
@@ -62,10 +66,14 @@ def _learn_tokenizer(run: RunFile, scratch: Path, progress: Progress) -> Prepare
 
 
 def _encode(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
-    parse(Spec, run.config, "config")
+    config = parse(EncodeConfig, run.config, "config")
     output, corpus = output_of(run, "tokens"), input_of(run, "corpus")
     vocabulary = Vocabulary.of(input_of(run, "tokenizer"), scratch)
-    return output, encode(corpus, vocabulary, output, scratch, progress)
+    units = None
+    if not config.units.is_plain:
+        triples = input_of(run, "triples").lines(TRIPLES, scratch) if "triples" in run.inputs else []
+        units = UnitFinder(config.units, names_in(config, triples, progress), scratch)
+    return output, encode(corpus, vocabulary, output, scratch, progress, units)
 
 
 def _label(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
@@ -111,9 +119,9 @@ def _extract(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
 
 
 def _describe(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
-    parse(Spec, run.config, "config")
+    config = parse(DescribeConfig, run.config, "config")
     output = output_of(run, "attributes")
-    return output, describe(input_of(run, "corpus"), output, scratch, progress)
+    return output, describe(config, input_of(run, "corpus"), output, scratch, progress)
 
 
 def _index_words(run: RunFile, scratch: Path, progress: Progress) -> Prepared:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from atelier.engine.config.annotations import OF_TRIPLES, Described, MaskingUnits
 from atelier.engine.config.data import Data, Tokenizer
+from atelier.engine.config.generation import GENRES
 from atelier.engine.config.mixture import Phase, Sharing, sources
+from atelier.engine.config.objective.control import Control
 from atelier.engine.config.role import Role
 from atelier.engine.config.taggers import Tagger
 from atelier.flows.curation import curated
@@ -25,7 +28,7 @@ from atelier.tasks.write import write
 @dataclass(frozen=True)
 class Text:
     """Documents and tokens of every source, their shares in each phase, the assignment of samples, the
-    tokenizer that made them, and the taggers that find triples in them.
+    tokenizer that made them, and the settings of what else is read from them.
     """
 
     corpora: dict[str, Reference]
@@ -35,6 +38,9 @@ class Text:
     sharing: Sharing
     tokenizer: Reference
     taggers: dict[str, Tagger]
+    attributes: Described
+    units: MaskingUnits
+    triples: dict[str, Reference]  # if the text's units are their names
 
 
 def corpus(data: Data, tokenizer: Tokenizer) -> Text:
@@ -50,7 +56,13 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
             for name, corpus in corpora.items()
         }
     vocabulary = learn_tokenizer(corpora, tokenizer)
-    tokens = {name: encode(name, corpora[name], vocabulary) for name in sources}
+    find = partial(extract, taggers=data.taggers, units=data.units)
+    by_names = data.units.entities == OF_TRIPLES
+    triples = {name: find(name, corpora[name]) for name in sources} if by_names else {}
+    tokens = {
+        name: encode(name, corpora[name], vocabulary, units=data.units, triples=triples.get(name))
+        for name in sources
+    }
     weights = {name: source.weight for name, source in sources.items()}
     return Text(
         corpora=corpora,
@@ -60,13 +72,27 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
         sharing=data.sharing,
         tokenizer=vocabulary,
         taggers=data.taggers,
+        attributes=data.attributes,
+        units=data.units,
+        triples=triples,
     )
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
     """Inputs of these roles' objectives besides tokens (triples, attributes), by kind and text source."""
-    makers = {"triples": partial(extract, taggers=text.taggers), "attributes": describe}
+    described = partial(describe, attributes=text.attributes, genres=genres_of(roles))
+    makers = {
+        "triples": partial(extract, taggers=text.taggers, units=text.units),
+        "attributes": described,
+    }
     return {
-        source: {name: makers[source](name, reference) for name, reference in text.corpora.items()}
+        source: (source == "triples" and text.triples)
+        or {name: makers[source](name, reference) for name, reference in text.corpora.items()}
         for source in sorted(sources(roles) & makers.keys())
     }
+
+
+def genres_of(roles: Mapping[str, Role]) -> tuple[str, ...]:
+    """The genres of the roles' controlled text; those of the rules if there is none."""
+    specs = [spec for role in roles.values() for spec in role.objective.values()]
+    return next((spec.genres for spec in specs if isinstance(spec, Control)), GENRES)

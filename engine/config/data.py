@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from atelier.engine.config.annotations import Described, MaskingUnits
 from atelier.engine.config.base import Count, Json, Spec
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.error import nearest, printable
@@ -113,6 +114,12 @@ class Data(Source):
         description="how objectives that need triples find them, by name (conf/tagger); empty = in Python"
         " source and English sentences",
     )
+    attributes: Described = Field(
+        default=Described(), description="how attributes of paragraphs are found or imported"
+    )
+    units: MaskingUnits = Field(
+        default=MaskingUnits(), description="words and names that knowledge masking hides as a whole"
+    )
 
     def sources(self) -> dict[str, Source]:
         """All sources by name; the first is `main`, the others are sorted."""
@@ -133,6 +140,15 @@ class Data(Source):
     def _curates_sources(self) -> "Data":
         if self.curation is not None:
             self.curation.check_sources([*self.sources()])
+        return self
+
+    @model_validator(mode="after")
+    def _genres_have_sources(self) -> "Data":
+        for source in self.attributes.genre:
+            if source not in self.sources():
+                near = nearest(source, self.sources())
+                way_out = f"did you mean {near}?" if near else f"there are: {', '.join(self.sources())}"
+                raise ValueError(f"attributes.genre.{source}: there is no source {source!r}; {way_out}")
         return self
 
     @model_validator(mode="after")

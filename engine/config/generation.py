@@ -13,7 +13,7 @@ from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.parallel import InferenceLayout
 
 Sentiment = Literal["positive", "negative", "neutral"]
-GENRES = ("code", "test", "documentation", "line", "prose")  # each with its own soft prompts
+GENRES = ("code", "test", "documentation", "line", "prose")  # of rules; each with its own soft prompts
 TAGS = (
     "<|topic|>",
     "<|keywords|>",
@@ -24,8 +24,8 @@ ROUND = 8  # requested lengths are multiples of this many tokens
 
 
 class GenerationAttributes(Spec):
-    genre: Literal["", "code", "test", "documentation", "line", "prose"] = Field(
-        default="", description="code, test, documentation, line or prose"
+    genre: str = Field(
+        default="", description="a genre of the model: code, test, documentation, line or prose"
     )
     topic: str = Field(default="", description="topic of the text")
     keywords: tuple[str, ...] = Field(default=(), description="words that should occur in the text")

@@ -1,32 +1,35 @@
 """The task `describe`: assign generation attributes (genre, topic, keywords, sentiment) to the paragraphs of
 a corpus, for training on control prompts.
 
-Simple rules replace the classifiers of 2112.12731: genre = kind of document; topic = package or first folder;
-keywords = words of highest tf-idf; sentiment = counts with a small lexicon.
+Labels of documents come from a file, or from simple rules in place of the classifiers of 2112.12731: genre =
+kind of document; topic = package or first folder; keywords = words of highest tf-idf; sentiment = counts with
+a small lexicon.
 """
 
 import json
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypedDict
+from typing import Literal, TypedDict, cast, get_args
 
+from atelier.engine.config.annotations import LABELS, Described
 from atelier.engine.config.base import Json
-from atelier.engine.config.error import DataError
+from atelier.engine.config.error import DataError, nearest, printable
+from atelier.engine.config.generation import Sentiment
+from atelier.engine.config.task.prepare import DescribeConfig
 from atelier.engine.data.corpus import CorpusLine, corpus_lines, fraction
+from atelier.engine.data.row import Column, text_problem
+from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.data.words_of_text import words_in
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
-if TYPE_CHECKING:
-    from atelier.engine.config.generation import Sentiment
-
 ATTRIBUTES = "attributes.jsonl"
-SHORTEST, LONGEST = 60, 2000  # characters per paragraph
-MOST = 20_000  # paragraphs kept, chosen by hash
-TOPICS, KEYWORDS = 25, 3
 OTHER = "other"
-_WORD = re.compile(r"[A-Za-z_]{4,}")
+PLACE = "data.attributes"
+Words = Callable[[str], list[str]]
 POSITIVE = """good great best better fast safe easy simple success successful valid correct true clean
 efficient useful support supported available improve improved allow allows enable enabled works"""
 NEGATIVE = """error errors fail fails failed failure bad wrong invalid broken unsafe danger dangerous
@@ -39,34 +42,62 @@ class AttributedParagraph(TypedDict):
     genre: str
     topic: str
     keywords: list[str]
-    sentiment: "Sentiment"
+    sentiment: Sentiment | Literal[""]
     text: str
     split: str
 
 
+class DocumentLabels(TypedDict, total=False):
+    """The labels of a document that a file gives."""
+
+    genre: str
+    topic: str
+    keywords: list[str]
+    sentiment: Sentiment
+
+
 def describe(
-    corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
+    config: DescribeConfig, corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
 ) -> dict[str, Json]:
     """Write attributes.jsonl, one AttributedParagraph per line. Returns the summary.
 
-    Raises DataError if no paragraph has a usable length.
+    Raises DataError if no paragraph has a usable length, for labels of unknown genres or sentiments, and if
+    none is of a document of the corpus.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
+    settings, labels = config.attributes, _labels(config, progress)
     found: list[AttributedParagraph] = []
+    used, last = 0, ""
     for line in corpus_lines(corpus, scratch):
-        found += [_undescribed(line, text) for text in paragraphs(line["text"])]
+        label, last = labels.get(line["id"], DocumentLabels()), line["id"]
+        used += bool(label)
+        for text in paragraphs(line["text"], settings):
+            found.append(_undescribed(line, text, label, config))
         progress.advance(1)
+    if labels and not used:
+        raise DataError(
+            f"{PLACE}.source: none of its {len(labels)} labels is of a document of {corpus.record.name},"
+            f" whose ids are such as {printable(last)}; {PLACE}.document names the field with the id"
+        )
+    if used < len(labels):
+        progress.warn(f"{PLACE}.source: {len(labels) - used} of {len(labels)} labels are of no document here")
     if not found:
-        raise DataError(f"data.source: no paragraph of {SHORTEST} to {LONGEST} characters; give longer texts")
+        raise DataError(
+            f"data.source: no paragraph of {settings.shortest} to {settings.longest} characters; give longer"
+            " texts"
+        )
     found.sort(key=lambda one: (fraction(one["text"]), one["text"]))
-    found = found[:MOST]
-    _name_topics(found)
-    _add_keywords(found)
+    found = found[: settings.paragraphs]
+    words = words_in(settings.words, scratch)
+    _name_topics(found, settings.topics)
+    _add_keywords(found, settings.keywords, words)
+    lexicon = [settings.positive or POSITIVE.split(), settings.negative or NEGATIVE.split()]
     for one in found:
-        one["sentiment"] = sentiment_of(one["text"])
+        one["sentiment"] = one["sentiment"] or sentiment_of(words(one["text"]), *lexicon)
     text = "".join(json.dumps(one, sort_keys=True, ensure_ascii=False) + "\n" for one in found)
     output.add_bytes(ATTRIBUTES, text.encode())
-    return {
+    labelled: dict[str, Json] = {"labelled_documents": used} if labels else {}
+    return labelled | {
         "paragraphs": len(found),
         "genres": sorted({one["genre"] for one in found}),
         "topics": sorted({one["topic"] for one in found}),
@@ -74,18 +105,71 @@ def describe(
     }
 
 
-def _undescribed(line: CorpusLine, text: str) -> AttributedParagraph:
-    """A paragraph with its document's attributes; keywords and sentiment are added if it is kept."""
+def _labels(config: DescribeConfig, progress: Progress) -> dict[str, DocumentLabels]:
+    """By document. Raises DataError for a row without its document, or with a label that nobody knows."""
+    settings, found = config.attributes, dict[str, DocumentLabels]()
+    optional = [Column(names=(name,), is_needed=False) for name in LABELS]
+    columns = [Column(names=(settings.document,), may_be_number=True), *optional]
+    with SourceReader(on_error="stop", place="", progress=progress) as reader:
+        for path, expected in config.files:
+            for _, where, row in reader.rows(path, expected, columns):
+                if isinstance(row.get(settings.document), int):
+                    row[settings.document] = str(row[settings.document])
+                if problem := text_problem(row, settings.document):
+                    raise DataError(f"{where}: {problem}; {PLACE}.document names it")
+                found[str(row[settings.document])] = _label(row, where, config.genres)
+    return found
+
+
+def _label(row: dict[str, Json], where: str, genres: tuple[str, ...]) -> DocumentLabels:
+    label = DocumentLabels()
+    if isinstance(words := row.get("keywords"), str):
+        row["keywords"] = [word.strip() for word in words.split(",") if word.strip()]
+    for name, known in (("genre", genres), ("topic", ()), ("sentiment", get_args(Sentiment))):
+        value = row.get(name) or None
+        if value is None:
+            continue
+        if problem := text_problem(row, name):
+            raise DataError(f"{where}: {problem}")
+        if known and value not in known:
+            raise DataError(f"{where}: {name} {printable(str(value))!r} is {_unknown(str(value), known)}")
+        label = cast(DocumentLabels, label | {name: value})
+    words = row.get("keywords")
+    if words is not None:
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise DataError(f"{where}: field 'keywords' is no list of texts")
+        label["keywords"] = [str(word) for word in words]
+    return label
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    near = nearest(name, known)
+    return f"none of {', '.join(known)}" + (f"; did you mean {near}?" if near else "")
+
+
+def _undescribed(
+    line: CorpusLine, text: str, label: DocumentLabels, config: DescribeConfig
+) -> AttributedParagraph:
+    """A paragraph with its document's attributes; keywords and sentiment that are not given are added if it
+    is kept. Raises DataError for a genre by rules that no model has.
+    """
+    genre = label.get("genre") or config.genre or genre_of(line["id"])
+    if genre not in config.genres:
+        raise DataError(
+            f"{printable(line['id'])} has no label with a genre, and by rules it is {genre}, which is"
+            f" {_unknown(genre, config.genres)}; label it, or give {PLACE}.genre.<source>"
+        )
     return {
-        "genre": genre_of(line["id"]), "topic": topic_of(line["id"]), "keywords": [], "sentiment": "neutral",
+        "genre": genre, "topic": label.get("topic") or topic_of(line["id"]),
+        "keywords": list(label.get("keywords", [])), "sentiment": label.get("sentiment", ""),
         "text": text, "split": line["split"],
     }  # fmt: skip
 
 
-def paragraphs(text: str) -> list[str]:
-    """The parts between blank lines of SHORTEST to LONGEST characters."""
+def paragraphs(text: str, settings: Described) -> list[str]:
+    """The parts between blank lines of `shortest` to `longest` characters."""
     parts = (part.strip("\n") for part in re.split(r"\n\s*\n", text))
-    return [part for part in parts if SHORTEST <= len(part) <= LONGEST]
+    return [part for part in parts if settings.shortest <= len(part) <= settings.longest]
 
 
 def genre_of(name: str) -> str:
@@ -105,24 +189,25 @@ def topic_of(name: str) -> str:
     return PurePosixPath(first).stem
 
 
-def _name_topics(found: list[AttributedParagraph]) -> None:
+def _name_topics(found: list[AttributedParagraph], most: int) -> None:
     """Keep the most frequent topics; others become `other`."""
     counts = Counter(one["topic"] for one in found)
-    kept = {topic for topic, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOPICS]}
+    kept = {topic for topic, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]}
     for one in found:
         one["topic"] = one["topic"] if one["topic"] in kept else OTHER
 
 
-def _add_keywords(found: list[AttributedParagraph]) -> None:
-    words = [Counter(_WORD.findall(one["text"])) for one in found]
-    documents = Counter(word for counts in words for word in counts)
-    for one, counts in zip(found, words, strict=True):
+def _add_keywords(found: list[AttributedParagraph], most: int, words: Words) -> None:
+    counted = [Counter(words(one["text"])) for one in found]
+    documents = Counter(word for counts in counted for word in counts)
+    for one, counts in zip(found, counted, strict=True):
         weights = {word: n * math.log(len(found) / documents[word]) for word, n in counts.items()}
-        one["keywords"] = sorted(weights, key=lambda word: (-weights[word], word))[:KEYWORDS]
+        best = sorted(weights, key=lambda word: (-weights[word], word))
+        one["keywords"] = (one["keywords"] or best)[:most]
 
 
-def sentiment_of(text: str) -> "Sentiment":
-    """The lexicon whose words are more frequent in `text`, POSITIVE or NEGATIVE."""
-    words = Counter(word.lower() for word in _WORD.findall(text))
-    score = sum(words[word] for word in POSITIVE.split()) - sum(words[word] for word in NEGATIVE.split())
+def sentiment_of(words: list[str], positive: Iterable[str], negative: Iterable[str]) -> Sentiment:
+    """The lexicon whose words are more frequent among `words`."""
+    counts = Counter(word.lower() for word in words)
+    score = sum(counts[word] for word in positive) - sum(counts[word] for word in negative)
     return "positive" if score > 0 else "negative" if score < 0 else "neutral"

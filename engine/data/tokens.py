@@ -13,6 +13,8 @@ from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.io.artifact import ArtifactInput
 
+UNITS = "{}.units.bin"  # of a split: a mark for each token (engine/data/units.py)
+
 
 def token_dtype(vocab: int) -> str:
     """The numpy name of the narrowest type that holds every id."""
@@ -29,7 +31,7 @@ class TokenText:
         dtype = token_dtype(int(tokens.record.summary["vocab"]))
         path = tokens.file(f"{split}.bin", scratch)
         size = path.stat().st_size // np.dtype(dtype).itemsize
-        self.split = split
+        self.split, self._files, self._scratch = split, tokens, scratch
         self.tokens_N = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
         ends = tokens.file(f"{split}.ends.npy", scratch)
         self.ends_D = np.load(ends, mmap_mode="r", allow_pickle=False).view(np.ndarray)
@@ -57,6 +59,21 @@ class TokenText:
         """The tokens at `places` (any shape), `outside` for places beyond the text; int64."""
         clipped = np.clip(places, 0, len(self) - 1)
         return np.where(places == clipped, self.tokens_N[clipped].astype(np.int64), outside)
+
+    @cached_property
+    def units_N(self) -> np.ndarray | None:
+        """The marks of units of the tokens, uint8; None if the text has none."""
+        name = UNITS.format(self.split)
+        if name not in self._files.names() or not len(self):
+            return None
+        return np.memmap(self._files.file(name, self._scratch), dtype=np.uint8, mode="r", shape=(len(self),))
+
+    def units_at(self, places: np.ndarray) -> np.ndarray | None:
+        """The marks at `places` (any shape), 0 beyond the text; None if the text has none."""
+        if self.units_N is None:
+            return None
+        clipped = np.clip(places, 0, len(self) - 1)
+        return np.where(places == clipped, self.units_N[clipped], 0)
 
     def source(self) -> str:
         """The configuration key of this split's text, for errors."""

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
@@ -23,14 +23,15 @@ from atelier.engine.config.task.prepare import ExtractConfig
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, TRIPLES, corpus_lines
 from atelier.engine.data.row import Column, text_problem
 from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.data.units import UnitFinder, names_in
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
 MAX_CHARS = 400  # per sentence
 MISSED = {  # by kind of tagger: what would have triples
-    "rules": 'Python source, or text with sentences like "X is a Y"; for others +tagger@data.taggers=chinese,'
-    " german or listed",
+    "rules": 'Python source, or text with sentences like "X is a Y"; for others +language=chinese or german,'
+    " or +tagger@data.taggers=listed",
     "sentences": "text with sentences that the pattern matches, or another pattern",
     "listed": f"triples of which a sentence of at most {MAX_CHARS} characters has both names",
 }
@@ -86,7 +87,10 @@ def extract(
         )
     for name in sorted(without):
         progress.warn(f"data.taggers.{name} finds no triples in {corpus.record.name}")
-    lines = [triple._asdict() | {"split": split} for triple, split in found.values()]
+    lines: list[dict[str, Any]] = [triple._asdict() | {"split": split} for triple, split in found.values()]
+    if not config.marked.units.is_plain:
+        units = UnitFinder(config.marked.units, names_in(config.marked, lines, progress), scratch)
+        lines = [line | {"units": units.spans(line["text"])} for line in lines]
     text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in lines)
     output.add_bytes(TRIPLES, text.encode())
     splits = Counter(line["split"] for line in lines)

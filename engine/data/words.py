@@ -74,11 +74,18 @@ def word_starts(tokens_BT: np.ndarray, spelling: Spelling) -> np.ndarray:
     return starts_BT | (_since(starts_BT) % LONGEST == 0)
 
 
-def find_words(tokens_BT: np.ndarray, spelling: Spelling, phrases: np.ndarray) -> Words:
+def find_words(
+    tokens_BT: np.ndarray, spelling: Spelling, phrases: np.ndarray, marks_BT: np.ndarray | None = None
+) -> Words:
     """The words of every row, and which of them form a unit with the word before: runs of capitalised words,
-    and pairs whose hash is in `phrases` (sorted uint64); at most four words.
+    and pairs whose hash is in `phrases` (sorted uint64); at most four words. A unit of `marks_BT`
+    (engine/data/units.py) is a word, and forms no unit with others.
     """
     starts_BT = word_starts(tokens_BT, spelling)
+    if marks_BT is not None:
+        is_marked_BT = marks_BT > 0
+        starts_BT = np.where(is_marked_BT, marks_BT == 1, starts_BT | _shifted(is_marked_BT, 1))
+        starts_BT[:, :1] = True
     first_W = np.flatnonzero(starts_BT)
     flat = tokens_BT.reshape(-1)
     pairs_W = pair_hashes(word_hashes(flat, first_W))
@@ -89,6 +96,9 @@ def find_words(tokens_BT: np.ndarray, spelling: Spelling, phrases: np.ndarray) -
     capital_W = spelling.is_capital_V[flat[first_W]]
     is_linked_W = is_spaced(flat, first_W, spelling) & (is_known_W | (capital_W & _shifted(capital_W, 1)))
     is_linked_W[first_W % tokens_BT.shape[1] == 0] = False
+    if marks_BT is not None:
+        is_marked_W = marks_BT.reshape(-1)[first_W] > 0
+        is_linked_W &= ~(is_marked_W | _shifted(is_marked_W, 1))
     is_linked_W &= _since(~is_linked_W[None])[0] % MOST != 0
     return Words((np.cumsum(starts_BT) - 1).reshape(tokens_BT.shape), first_W, is_linked_W)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.data import CLS
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.generation import GENRES, GenerationAttributes, Sampling
 from atelier.engine.config.objective.natural import Natural
 from atelier.engine.config.registry import ModelSpec
@@ -134,8 +134,16 @@ class Generator:
                 "leave them out; the teacher of `atelier titan` learns them with an objective of kind"
                 " control (conf/objective/titan.yaml)",
             )
-        length = num_prompts // len(GENRES)
-        return (GENRES.index(wishes.genre) * length, length - 1) if wishes.genre else (0, 0)
+        genres: tuple[str, ...] = getattr(self.model, "genres", getattr(self.model.spec, "genres", GENRES))
+        if wishes.genre and wishes.genre not in genres:
+            near = nearest(wishes.genre, genres)
+            raise ConfigError(
+                "genre",
+                f"{wishes.genre!r} is none of the model's: {', '.join(genres)}",
+                f"did you mean {near}?" if near else "give one of these",
+            )
+        length = num_prompts // len(genres)
+        return (genres.index(wishes.genre) * length, length - 1) if wishes.genre else (0, 0)
 
     def _ids(self, prompt: str) -> list[int]:
         try:

@@ -59,7 +59,7 @@ class ErnieDecoder(Decoder):
         self.inner = {name: spec.net(name) for name in NETS}
         self.nlu = TaskNet(self.spec, self.inner["nlu"], is_causal=False)
         self.nlg = TaskNet(self.spec, self.inner["nlg"], is_causal=True)
-        self.num_prompts = spec.prompts
+        self.num_prompts, self.genres = spec.prompts, spec.genres
         self.classes = nn.ModuleDict()
         for name, number in spec.classes.items():
             _add(self.classes, "classes", name, nn.Linear(spec.hidden, number, bias=False))

@@ -3,15 +3,18 @@
 B rows, T tokens, D hidden, E head width, V vocabulary
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache, additive, attention_mask, rope_angles, within
-from atelier.engine.model.contract import Carried, Output, Relations, Split, compute_dtype
+from atelier.engine.model.contract import Carried, Output, Relations, Split, Sum, compute_dtype
 from atelier.engine.model.mixtures import MixtureModel
 from atelier.engine.model.packed import ENDS, has_kernel
+from atelier.engine.model.product_keys import read_metrics
 from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
@@ -69,6 +72,19 @@ class Decoder(MixtureModel[Shared]):
     def _cached(self) -> list[GPT]:
         """The spec of each block that uses the cache, in order."""
         return [self.spec] * self.spec.num_layers
+
+    def sums(self) -> dict[str, Sum]:
+        """Those of mixtures, and how often the keys of each memory are read."""
+        memory, found = self.spec.memory, super().sums()
+        keys = 2 * memory.heads * memory.keys
+        return found | ({"reads_LM": Sum((len(memory.blocks), keys))} if memory.blocks else {})
+
+    def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
+        found, memory = super().measured(sums, tokens), self.spec.memory
+        for place, number in enumerate(memory.blocks):
+            metrics = read_metrics(sums["reads_LM"][place], memory.heads)
+            found |= {f"memory/{name}/{number}": value for name, value in metrics.items()}
+        return found
 
     def enter(self, batch: dict[str, Tensor]) -> Carried:
         return {"hidden_BTD": self.embedded(batch)}

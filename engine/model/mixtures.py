@@ -63,7 +63,12 @@ def mixture_sums(found: Mixed, place: int, number: int) -> dict[str, Tensor]:
     """The sums of one mixture, at its place among the `number` mixtures of the model."""
     sums = {"balance": found.balance, "router_z": found.router_z}
     for name, value in (("load_LX", found.load_X), ("lost_L", found.lost), ("entropy_L", found.entropy)):
-        before = value.new_zeros(place, *value.shape)
-        after = value.new_zeros(number - place - 1, *value.shape)
-        sums[name] = torch.cat([before, value[None], after])
+        sums[name] = at_place(value, place, number)
     return sums
+
+
+def at_place(value: Tensor, place: int, number: int) -> Tensor:
+    """[number, ...] with the value at its place and zeros elsewhere."""
+    before = value.new_zeros(place, *value.shape)
+    after = value.new_zeros(number - place - 1, *value.shape)
+    return torch.cat([before, value[None], after])

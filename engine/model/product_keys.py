@@ -1,7 +1,8 @@
 """A product-key memory (Lample et al., 1907.05242): sparse look-ups in n * n value rows at the cost of 2 n
 scores.
 
-N tokens, H heads, E query width, h = E / 2, n keys per half, K pairs per token and head, D hidden
+N tokens, H heads, E query width, h = E / 2, n keys per half, K pairs per token and head, D hidden,
+M = 2 H n keys of both halves of all heads
 """
 
 from collections.abc import Callable
@@ -17,7 +18,8 @@ VALUES = "values"  # weight with a row for every pair of keys
 
 class ProductKeys(nn.Module):
     """sum over heads and their K best pairs (i, j) of softmax_K(q1 . k1_i + q2 . k2_j) value_{i n + j}; q1
-    and q2 are the halves of a head's query. forward: [..., D] -> [..., D].
+    and q2 are the halves of a head's query. forward: [B, T, D] -> [B, T, D]; with token ids [B, T] (-1 =
+    padding) and while training also how often each key of both halves is in a pair that is read, [2 H n].
 
     `read`: how to read a weight; tensor parallelism sets it, because a rank's `values` are some columns.
     """
@@ -34,7 +36,7 @@ class ProductKeys(nn.Module):
         self.values = nn.Parameter(torch.empty(shapes["values"]))
         self.read: Callable[[Tensor], Tensor] = _as_it_is
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, tokens_BT: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         values = self.read(self.values)
         query_NHE = F.linear(x_BTD.flatten(0, -2), self.read(self.queries)).unflatten(-1, (self.heads, -1))
         with torch.autocast(query_NHE.device.type, enabled=False):
@@ -48,7 +50,29 @@ class ProductKeys(nn.Module):
             y_ND = F.embedding_bag(
                 pairs_NHK.flatten(1), values, per_sample_weights=share_NHK.flatten(1), mode="sum"
             )
-        return y_ND.unflatten(0, x_BTD.shape[:-1])
+        reads_M = None
+        if self.training and tokens_BT is not None:
+            reads_M = key_reads(pairs_NHK, tokens_BT.flatten() >= 0, self.keys.shape[2])
+        return y_ND.unflatten(0, x_BTD.shape[:-1]), reads_M
+
+
+def key_reads(pairs_NHK: Tensor, is_text_N: Tensor, number: int) -> Tensor:
+    """How often each key is in a chosen pair: [2 H n], by half, head and key."""
+    heads = pairs_NHK.shape[1]
+    first_H1 = number * torch.arange(heads, device=pairs_NHK.device)[:, None]
+    halves = [pairs_NHK // number + first_H1, pairs_NHK % number + first_H1 + heads * number]
+    keys_2NHK = torch.stack(halves).masked_fill(~is_text_N[:, None, None], -1)
+    return (keys_2NHK.flatten() + 1).bincount(minlength=2 * heads * number + 1)[1:]
+
+
+def read_metrics(reads_M: Tensor, heads: int) -> dict[str, float]:
+    """`dead`: the share of keys that no token read; `kl`: the Kullback-Leibler divergence of the reads from
+    equal ones, in nats, the mean over both halves of all heads (0 = all alike, log n = one key only).
+    """
+    share_MK = reads_M.double().view(2 * heads, -1)
+    share_MK = share_MK / share_MK.sum(-1, keepdim=True).clamp(min=1)
+    kl_M = torch.special.xlogy(share_MK, share_MK * share_MK.shape[-1]).sum(-1)
+    return {"dead": float((reads_M == 0).double().mean()), "kl": float(kl_M.mean())}
 
 
 def best_pairs(query_NHE: Tensor, keys_2HnK: Tensor, per_token: int) -> tuple[Tensor, Tensor]:

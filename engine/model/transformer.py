@@ -16,7 +16,7 @@ from atelier.engine.model.activation import ACTIVATIONS
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
 from atelier.engine.model.hashing import A, C, mixed
-from atelier.engine.model.mixtures import mixture_sums
+from atelier.engine.model.mixtures import at_place, mixture_sums
 from atelier.engine.model.moe import Mixed, MoE
 from atelier.engine.model.product_keys import ProductKeys
 
@@ -166,6 +166,7 @@ class Block(nn.Module):
         self.has_memory = spec.has_memory(number)
         if self.has_memory:
             self.memory = ProductKeys(spec.memory, spec.hidden, spec.norm_eps)
+            self.memories = (spec.memory.blocks.index(number), len(spec.memory.blocks))
 
     def forward(
         self,
@@ -182,7 +183,10 @@ class Block(nn.Module):
         added_BTD, sums = through_mlp(self.mlp, read_BTD, tokens_BT, self.place, self.num_mixtures)
         x_BTD = x_BTD + self._drop(added_BTD, noise_BT, 1)
         if self.has_memory:
-            x_BTD = x_BTD + self._drop(self.memory(read_BTD), noise_BT, 2)
+            found_BTD, reads_M = self.memory(read_BTD, tokens_BT)
+            x_BTD = x_BTD + self._drop(found_BTD, noise_BT, 2)
+            if reads_M is not None:
+                sums = (sums or {}) | {"reads_LM": at_place(reads_M, *self.memories)}
         return BlockOutput(x_BTD, relations if self.is_taught else relations.detached(), sums)
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
@@ -209,7 +213,7 @@ def run_blocks(
     noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
     relations, x_BTD, sums = None, carried["hidden_BTD"], dict(carried)
     tokens_BT = None
-    if any(block.place is not None for block in blocks):
+    if any(block.place is not None or block.has_memory for block in blocks):
         tokens_BT = shared.batch["tokens_BT"].masked_fill(shared.batch["documents_BT"] < 0, -1)
     for name, block in blocks.named_children():
         number = first + int(name)
@@ -217,7 +221,7 @@ def run_blocks(
             x_BTD = torch.where(memory_BT[..., None] > 0, x_BTD.detach(), x_BTD)
         keys = None if noise_BT is None else layer_keys(noise_BT, number)
         seen = None if cache is None else cache.blocks[number]
-        more = () if block.place is None else (tokens_BT,)
+        more = () if block.place is None and not block.has_memory else (tokens_BT,)
         mask = shared.mask if shared.near is None or not block.has_window else shared.near
         x_BTD, relations, added = block(x_BTD, shared.rope, mask, keys, seen, *more)
         for key, value in (added or {}).items():

@@ -157,13 +157,14 @@ class _Columns(ParallelStyle):
         cast(ProductKeys, module).read = _read_columns
         return _between(module, device_mesh, self._enter, self._leave)
 
-    def _enter(self, module: nn.Module, inputs: tuple[Tensor], device_mesh: DeviceMesh) -> tuple[Tensor]:
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...], device_mesh: DeviceMesh) -> tuple[Any, ...]:
         placed = DTensor.from_local(inputs[0], device_mesh, [self.between], run_check=False)
-        return (placed.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()]),)
+        whole = placed.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        return (whole, *inputs[1:])
 
-    def _leave(self, module: nn.Module, output: Tensor, device_mesh: DeviceMesh) -> Tensor:
-        placed = DTensor.from_local(output, device_mesh, [Shard(-1)], run_check=False)
-        return placed.redistribute(placements=[self.between]).to_local()
+    def _leave(self, module: nn.Module, output: tuple[Any, ...], device_mesh: DeviceMesh) -> tuple[Any, ...]:
+        placed = DTensor.from_local(output[0], device_mesh, [Shard(-1)], run_check=False)
+        return (placed.redistribute(placements=[self.between]).to_local(), *output[1:])
 
 
 def _read_columns(weight: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ TABLE = (
             Option("--split", "split the model over ranks of this machine [one rank]", "tensor=2"),
             Option("--top-p", "sample from the fewest tokens that reach this probability [1.0]", "P"),
             Option("--seed", "the same seed gives the same text [0]", "N"),
-            Option("--genre", "soft prompt for: code, test, documentation, line or prose", "NAME"),
+            Option("--genre", "a genre of the model, for example code, prose", "NAME"),
             Option("--topic", "topic of the text, for models trained with objective control", "TEXT"),
             Option("--keywords", "words that should occur, separated by commas", "WORDS"),
             Option("--sentiment", "positive, negative or neutral", "NAME"),

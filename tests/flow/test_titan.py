@@ -111,7 +111,9 @@ def test_the_manifest_names_what_the_run_made(atelier: Atelier) -> None:
     }
 
 
-def test_text_in_another_language_needs_a_tagger_and_then_trains(atelier: Atelier, tmp_path: Path) -> None:
+def test_text_in_another_language_is_refused_without_it_and_trains_with_it(
+    atelier: Atelier, tmp_path: Path
+) -> None:
     draw = random.Random(1)
 
     def paragraph() -> str:
@@ -130,8 +132,12 @@ def test_text_in_another_language_needs_a_tagger_and_then_trains(atelier: Atelie
     (tmp_path / "zh.jsonl").write_text("\n".join(lines) + "\n")
     words = (*ARGUMENTS, f"data.source={tmp_path}/zh.jsonl", "tracker=none")
     without = atelier(*words)
-    assert without.code == 2 and "+tagger@data.taggers=chinese" in without.err
-    said = atelier(*words, "+tagger@data.taggers=chinese")
+    assert without.code == 2 and "+language=chinese" in without.err
+    said = atelier(*words, "+language=chinese", "data.units.entities=triples")
     assert said.code == 0, said.err
     [triples] = atelier.records("triples", "zh")
     assert triples["summary"]["relations"].keys() == {"是"} and triples["summary"]["train"] > 50
+    tokens = atelier.records("tokens", "zh")
+    assert any(record["summary"].get("names_found", 0) > 50 for record in tokens)
+    attributes = atelier.records("attributes", "zh")
+    assert any(record["summary"]["sentiments"].get("positive", 0) > 50 for record in attributes)

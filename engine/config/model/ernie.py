@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints, model_validator
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.blocks import Auto, MLPKind, check_heads
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.generation import GENRES
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import Limit
 
@@ -50,6 +51,9 @@ class Ernie(MixedBlocks):
         description="heads that compare a row's segments, by name: width of the comparison",
     )
     prompts: int = Field(default=0, ge=0, description="R, rows of the soft-prompt table; 0 = none")
+    genres: tuple[str, ...] = Field(
+        default=GENRES, min_length=1, description="genres, which share the soft prompts equally"
+    )
 
     @model_validator(mode="after")
     def _nets_divide(self) -> Self:

@@ -2,14 +2,17 @@
 length (ERNIE 3.0 Titan, 2112.12731, equation 2).
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import GENRES
 from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.registry import ModelSpec
+
+AttributeName = Literal["genre", "topic", "keywords", "sentiment", "length"]
+ATTRIBUTE_NAMES: tuple[AttributeName, ...] = get_args(AttributeName)
 
 
 class Control(OwnRows):
@@ -33,13 +36,33 @@ class Control(OwnRows):
         default=16, ge=1, description="soft prompts per genre; a row gets 0 to this number - 1"
     )
 
+    genres: tuple[str, ...] = Field(
+        default=GENRES, min_length=1, description="genres, each with its soft prompts; those of model.genres"
+    )
+    attributes: tuple[AttributeName, ...] = Field(
+        default=ATTRIBUTE_NAMES, min_length=1, description="attributes that a prompt may have"
+    )
+
+    @field_validator("genres", "attributes")
+    @classmethod
+    def _once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names) or not all(names):
+            raise ValueError(f"{list(names)} holds a name twice, or ''")
+        return names
+
     @property
     def num_prompts(self) -> int:
         """Rows of the model's soft-prompt table."""
-        return len(GENRES) * self.prompt_length
+        return len(self.genres) * self.prompt_length
 
     def check_reader(self, place: str, model: ModelSpec) -> None:
         super().check_reader(place, model)
+        if (known := getattr(model, "genres", self.genres)) != self.genres:
+            raise ConfigError(
+                f"{place}model.genres",
+                f"are {', '.join(known)}, but objective control has {', '.join(self.genres)}",
+                f"{place}model.genres=[{','.join(self.genres)}]",
+            )
         has = getattr(model, "prompts", self.num_prompts)
         if has != self.num_prompts:
             raise ConfigError(

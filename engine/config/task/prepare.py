@@ -1,11 +1,13 @@
-"""Configs of the tasks that prepare data; encode and describe have none. `files`: all files read,
+"""Configs of the tasks that prepare data. `files`: all files read,
 each with its content id; `place`, `length`: configuration keys, for errors.
 """
 
+from atelier.engine.config.annotations import Described, MaskingUnits
 from atelier.engine.config.base import JsonObject, Spec
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import AdoptedEnds, Labels, Source, Tokenizer
 from atelier.engine.config.evaluation_source import Form
+from atelier.engine.config.generation import GENRES
 from atelier.engine.config.taggers import Tagger
 
 
@@ -35,11 +37,28 @@ class RenderConfig(Spec):
     length: str = "train.sequence"
 
 
+class EncodeConfig(Spec):
+    """`files`: those of names of entities."""
+
+    units: MaskingUnits = MaskingUnits()
+    files: tuple[tuple[str, str], ...] = ()
+
+
 class ExtractConfig(Spec):
-    """`files`: by tagger that reads rows."""
+    """`files`: by tagger that reads rows. `marked`: the units of the sentences."""
 
     taggers: dict[str, Tagger] = {}
     files: dict[str, tuple[tuple[str, str], ...]] = {}
+    marked: EncodeConfig = EncodeConfig()
+
+
+class DescribeConfig(Spec):
+    """`genre`: of all documents without a label, '' = by rules; `genres`: those that models have."""
+
+    attributes: Described = Described()
+    genre: str = ""
+    genres: tuple[str, ...] = GENRES
+    files: tuple[tuple[str, str], ...] = ()
 
 
 class PoseConfig(Spec):

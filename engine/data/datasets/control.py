@@ -11,8 +11,8 @@ import numpy as np
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
-from atelier.engine.config.generation import GENRES, GenerationAttributes
-from atelier.engine.config.objective.control import Control
+from atelier.engine.config.generation import GenerationAttributes
+from atelier.engine.config.objective.control import ATTRIBUTE_NAMES, Control
 from atelier.engine.data.attributes import ATTRIBUTES, AttributedParagraph
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered, uniform
@@ -45,6 +45,11 @@ class Asked:
     ) -> None:
         if not lines:
             raise DataError(f"{ATTRIBUTES}: no {split} paragraph; give more text")
+        if unknown := {line["genre"] for line in lines} - set(spec.genres):
+            raise DataError(
+                f"{ATTRIBUTES}: genres {', '.join(sorted(unknown))} are none of objective control's"
+                f" {', '.join(spec.genres)}; data.attributes gives documents other genres"
+            )
         self._lines, self._vocabulary, self._spec = lines, vocabulary, spec
         self._texts = vocabulary.encode_all([line["text"] for line in lines])
         self._chance = Chance(seed, "control", split)
@@ -94,7 +99,10 @@ class Asked:
     def _prefix(self, row: int, key: np.ndarray, length: int) -> Prefix:
         line, spec = self._lines[row], self._spec
         is_asked = uniform(key, 0, _ASKED) < spec.asked
-        kept = [bool(is_asked and uniform(key, place, _KEPT) >= spec.dropped) for place in range(5)]
+        kept = [
+            bool(is_asked and uniform(key, place, _KEPT) >= spec.dropped and name in spec.attributes)
+            for place, name in enumerate(ATTRIBUTE_NAMES)
+        ]
         wishes = GenerationAttributes(
             topic=line["topic"] if kept[1] else "",
             keywords=tuple(line["keywords"]) if kept[2] else (),
@@ -102,7 +110,7 @@ class Asked:
             length=length if kept[4] else 0,
         )
         num_prompts = int(below(key, 0, _COUNT, spec.prompt_length)) if kept[0] else 0
-        first = GENRES.index(line["genre"]) * spec.prompt_length
+        first = spec.genres.index(line["genre"]) * spec.prompt_length
         return prefix_of(wishes, self._vocabulary, first_prompt=first, num_prompts=num_prompts)
 
 

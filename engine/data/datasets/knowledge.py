@@ -6,7 +6,7 @@ ordinary tokens.
 """
 
 from pathlib import Path
-from typing import cast
+from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from atelier.engine.data.corpus import TRIPLES
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered
 from atelier.engine.data.masking import hide
 from atelier.engine.data.tokens import packed, rows_of_lines
+from atelier.engine.data.units import marks_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_words
 from atelier.engine.io.artifact import ArtifactInput
@@ -24,6 +25,17 @@ from atelier.engine.io.artifact import ArtifactInput
 FIELDS = ("head", "relation", "tail", "text")
 SENTENCE = 16  # minimum room for the sentence, in tokens
 _NO_PHRASES = np.zeros(0, dtype=np.uint64)
+
+
+class StatedTriple(TypedDict):
+    """A line of triples.jsonl. `units`: characters begin .. end - 1 of each unit of the text."""
+
+    head: str
+    relation: str
+    tail: str
+    text: str
+    split: str
+    units: NotRequired[list[list[int]]]
 
 
 class Statements:
@@ -38,7 +50,7 @@ class Statements:
 
     def __init__(
         self,
-        lines: list[dict[str, str]],
+        lines: list[StatedTriple],
         vocabulary: Vocabulary,
         *,
         split: str,
@@ -51,6 +63,7 @@ class Statements:
         self._ends_LF = np.cumsum(sizes_LF).reshape(sizes_LF.shape)
         self._begins_LF = self._ends_LF - sizes_LF
         self._ids_X = np.array([i for ids in fields for i in ids], dtype=np.int32)
+        self._marks_X = self._marks(lines, vocabulary)
         fits_L = (sizes_LF.min(1) > 0) & (sizes_LF[:, :3].sum(1) + 5 + SENTENCE <= sequence)
         self._lines = np.flatnonzero(fits_L)
         if not len(self._lines):
@@ -71,7 +84,7 @@ class Statements:
         hides_relation_B = self._chance.turns(rows_B, epochs_B, len(self), 2) == 0
         result = packed([self._row(line) for line in self._lines[rows_B]], self.length, self._pad)
         tokens_BT = result["tokens_BT"]
-        units_BT = self._units(tokens_BT, hides_relation_B)
+        units_BT = self._units(tokens_BT, hides_relation_B, self._marks_of(self._lines[rows_B]))
         # the relation is its row's only unit and always hidden
         targets_B = self._rate * (self._field(tokens_BT) == 3).sum(1)
         keys_B = self._chance.keys(rows_B, epochs_B)
@@ -96,11 +109,38 @@ class Statements:
         is_mark_BT = (tokens_BT == self._sep) | (tokens_BT == self._cls)
         return np.where(is_mark_BT, -1, np.cumsum(tokens_BT == self._sep, axis=1))
 
-    def _units(self, tokens_BT: np.ndarray, hides_relation_B: np.ndarray) -> np.ndarray:
+    def _marks(self, lines: list[StatedTriple], vocabulary: Vocabulary) -> np.ndarray | None:
+        """The marks of units of all tokens, [X] uint8; None if no line has units."""
+        if not any("units" in line for line in lines):
+            return None
+        marks_X = np.zeros(len(self._ids_X), dtype=np.uint8)
+        for number, line in enumerate(lines):
+            _, offsets = vocabulary.located(line["text"])
+            begin, end = self._begins_LF[number, -1], self._ends_LF[number, -1]
+            spans = [(one, other) for one, other in line.get("units", [])]
+            marks_X[begin:end] = marks_of(spans, offsets)
+        return marks_X
+
+    def _marks_of(self, lines: np.ndarray) -> np.ndarray | None:
+        """[B, T] the marks of rows; None without."""
+        if self._marks_X is None:
+            return None
+        marks_BT = np.zeros((len(lines), self.length), dtype=np.uint8)
+        for place, line in enumerate(lines.tolist()):
+            sizes_F = self._ends_LF[line] - self._begins_LF[line]
+            first = 1 + int(sizes_F[:-1].sum()) + len(FIELDS) - 1  # behind <|cls|> and three separators
+            marks_R = self._marks_X[self._begins_LF[line, -1] : self._ends_LF[line, -1]]
+            marks_R = marks_R[: self.length - 1 - first]
+            marks_BT[place, first : first + len(marks_R)] = marks_R
+        return marks_BT
+
+    def _units(
+        self, tokens_BT: np.ndarray, hides_relation_B: np.ndarray, marks_BT: np.ndarray | None
+    ) -> np.ndarray:
         """[B, T] unit numbers (the relation is one unit); -1 for tokens that may not be hidden, such as the
         last word of a full row, which may be cut.
         """
-        words = find_words(tokens_BT, self._spelling, _NO_PHRASES)
+        words = find_words(tokens_BT, self._spelling, _NO_PHRASES, marks_BT)
         units_BT = (np.cumsum(~words.is_linked_W) - 1)[words.words_BT]
         field_BT = self._field(tokens_BT)
         is_sentence_BT = (field_BT == 3) & ~self._spelling.is_blank_V[tokens_BT]
@@ -124,6 +164,6 @@ def open_rows(
     seed: int,
 ) -> Statements:
     """The rows of a split; `tokens` is a triples artifact."""
-    lines = cast(list[dict[str, str]], tokens.lines(TRIPLES, scratch))
+    lines = cast(list[StatedTriple], tokens.lines(TRIPLES, scratch))
     mine = [line for line in lines if line["split"] == split]
     return Statements(mine, vocabulary, split=split, sequence=sequence, seed=seed, rate=spec.rate)

@@ -26,9 +26,9 @@ EDGE = 2  # tokens read on either side of a row, to find units that it cuts
 class Masked:
     """Rows of <|cls|> and T - 1 tokens of one or more documents; labels are the hidden tokens.
 
-    A unit is a word, a phrase of the training text, or a name by its spelling: an identifier (os.path,
-    snake_case) or a run of capitalised words. White space and units cut by the row's edge are never hidden.
-    The last row is padded.
+    A unit is a word, a phrase of the training text, a name by its spelling (an identifier such as os.path, a
+    run of capitalised words), or what the text has marked (engine/data/units.py). White space and units cut
+    by the row's edge are never hidden. The last row is padded.
     """
 
     extras = ("bidirectional_B",)
@@ -63,7 +63,7 @@ class Masked:
         starts_B = rows_B * self._room
         places_BX = starts_B[:, None] + np.arange(-EDGE, self._room + EDGE)
         seen_BX = self._text.at(places_BX, self._end)
-        units_BT = self._units(seen_BX)
+        units_BT = self._units(seen_BX, self._text.units_at(places_BX))
         tokens_BT = seen_BX[:, EDGE - 1 : -EDGE].copy()  # one more on the left, for <|cls|>
         tokens_BT[:, 0] = self._cls
         is_text_BT = places_BX[:, EDGE - 1 : -EDGE] < len(self._text)
@@ -87,9 +87,9 @@ class Masked:
         last = len(self._text)
         return fixed_rows(begin, min(end, last), size=self._room, count=len(self), last=last)
 
-    def _units(self, seen_BX: np.ndarray) -> np.ndarray:
+    def _units(self, seen_BX: np.ndarray, marks_BX: np.ndarray | None) -> np.ndarray:
         """[B, T] the number of each token's unit; -1 for tokens that may not be hidden."""
-        words = find_words(seen_BX, self._spelling, self._phrases)
+        words = find_words(seen_BX, self._spelling, self._phrases, marks_BX)
         units_BX = (np.cumsum(~words.is_linked_W) - 1)[words.words_BT]
         is_cut_BX = (units_BX <= units_BX[:, EDGE - 1, None]) | (units_BX >= units_BX[:, -EDGE, None])
         units_BX[is_cut_BX | self._spelling.is_blank_V[seen_BX]] = -1

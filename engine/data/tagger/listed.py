@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from atelier.engine.config.tagger.listed import ListedTriples
 from atelier.engine.data.row import Column
 from atelier.engine.data.triples import Find, Rows, Triple, sentences
+from atelier.engine.data.units import is_there
 
 BEGIN = 2  # characters by which heads are looked up
-UNSEPARATED = 0x0E00  # first script without blanks between words: Thai; Chinese and Japanese are above
 
 
 def build(spec: ListedTriples, rows: Rows) -> Find:
@@ -47,17 +47,3 @@ def has(name: str, sentence: str) -> bool:
             return True
         at = sentence.find(name, at + 1)
     return False
-
-
-def is_there(name: str, sentence: str, at: int) -> bool:
-    """Whether the name is at this place, between words where words are separated by blanks."""
-    end = at + len(name)
-    if sentence[at:end] != name:
-        return False
-    before, after = sentence[at - 1 : at] if at else "", sentence[end : end + 1]
-    return not (_joins(before, name[0]) or _joins(name[-1], after))
-
-
-def _joins(one: str, other: str) -> bool:
-    """Whether two neighbours are of one word: both letters or digits of a script that separates words."""
-    return all(sign.isalnum() and ord(sign) < UNSEPARATED for sign in (one or " ", other or " "))

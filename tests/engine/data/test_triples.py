@@ -209,5 +209,5 @@ def test_a_tagger_without_triples_is_warned_of_and_text_without_any_is_refused(t
     assert found["train"] == 1 and warnings == ["data.taggers.never finds no triples in corpus"]
     with pytest.raises(DataError, match=r"data\.taggers: no triples in 1 documents .*pattern matches"):
         extracted(tmp_path / "2", "Oslo is a city.", never=never)
-    with pytest.raises(DataError, match=r"data\.source: no triples .*\+tagger@data\.taggers=chinese"):
+    with pytest.raises(DataError, match=r"data\.source: no triples .*\+language=chinese"):
         extracted(tmp_path / "3", "Nothing.")

@@ -1,5 +1,6 @@
 """A product-key memory beside brute force over all pairs of keys."""
 
+import math
 import random
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_it_and_its_gradients_equal_brute_force_over_all_pairs(
     down_BTD = torch.randn(x_BTD.shape, dtype=dtype, generator=torch.Generator().manual_seed(seed + 1))
     given = [x_BTD, *made.parameters()]
     results = []
-    for compute in (made, lambda x: brute_force(made, x)):
+    for compute in (lambda x: made(x)[0], lambda x: brute_force(made, x)):
         y_BTD = compute(x_BTD)
         results.append([y_BTD, *torch.autograd.grad((y_BTD * down_BTD).sum(), given)])
     for mine, theirs in zip(*results, strict=True):
@@ -94,7 +95,7 @@ def test_equal_keys_are_taken_in_order() -> None:
     with torch.no_grad():
         made.keys.fill_(0.5)
     x_BTD = torch.randn(1, 3, HIDDEN, dtype=torch.float64)
-    assert torch.allclose(made(x_BTD), made.values[:6].mean(0).expand(1, 3, -1))
+    assert torch.allclose(made(x_BTD)[0], made.values[:6].mean(0).expand(1, 3, -1))
 
 
 def spec(**more: Any) -> GPT:
@@ -164,7 +165,7 @@ def test_under_bf16_the_best_pairs_are_those_of_scores_in_float32() -> None:
     x_BTD = torch.randn(1, 40, HIDDEN).bfloat16()
     nn.init.normal_(made.queries)
     with torch.autocast("cpu", torch.bfloat16):
-        y_BTD = made(x_BTD)
+        y_BTD, _ = made(x_BTD)
     assert y_BTD.dtype == torch.float32
     rounded_ND = torch.nn.functional.linear(x_BTD[0], made.queries.bfloat16())
     query_NHE = torch.nn.functional.rms_norm(rounded_ND.float()[:, None], (64,), made.norm.weight, 1e-5)
@@ -177,6 +178,24 @@ def test_under_bf16_the_best_pairs_are_those_of_scores_in_float32() -> None:
     share = best.values.softmax(-1)
     expected = (share[..., None] * made.values[best.indices]).sum((1, 2))
     assert torch.allclose(y_BTD[0], expected, atol=1e-4)
+
+
+def test_in_training_a_model_counts_the_keys_that_text_reads() -> None:
+    """A token reads per_token pairs in each head; padding reads none, and an unread key is dead."""
+    made, given = network(spec(blocks=(0, 2))), rows()
+    given["documents_BT"][1, 4:] = -1
+    found = made.train()(given).aux["reads_LM"]
+    assert found.shape == (2, 2 * 2 * 6) and found.view(2, 4, 6).sum(-1).eq(12 * 4).all()
+    with torch.no_grad():
+        made.get_parameter("blocks.2.memory.keys").fill_(0.5)  # ties: the first pairs for all tokens
+    reads = made(given).aux["reads_LM"]
+    metrics = made.measured({"reads_LM": reads}, 12)
+    assert set(metrics) == {f"memory/{name}/{block}" for name in ("dead", "kl") for block in (0, 2)}
+    first, second = reads[1].view(2, 2, 6)
+    assert (first[:, 0] == 48).all() and (second[:, :4] == 12).all()
+    assert metrics["memory/dead/2"] == (2 * 5 + 2 * 2) / 24
+    assert metrics["memory/kl/2"] == pytest.approx((math.log(6) + math.log(6 / 4)) / 2)
+    assert not made.eval()(given).aux["reads_LM"].any()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The role that flow titan trains before all others."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,11 @@ def test_without_an_objective_of_its_own_a_role_keeps_what_needs_neither_teacher
     [(name, role)] = ahead(tmp_path, "ahead=assistant").training.roles.items()
     assert name == "assistant" and {"document", "mlm", "control"} <= role.objective.keys()
     assert not {"natural", "logits", "attention"} & role.objective.keys()
+
+
+def test_the_setting_of_the_paper_trains_the_assistant_ahead() -> None:
+    arguments: Any = compose("titan", ["experiment=titan_260b", "pool=h200"]).arguments
+    assert (arguments.ahead.role, arguments.ahead.steps) == ("assistant", 500_000)
 
 
 def test_its_objectives_have_one_order(tmp_path: Path) -> None:

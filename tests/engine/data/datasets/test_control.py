@@ -6,13 +6,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from atelier.engine.config.generation import GENRES, TAGS, GenerationAttributes
+from atelier.engine.config.annotations import Described
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.generation import GENRES, TAGS, GenerationAttributes, Sampling
+from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.control import Control
 from atelier.engine.data.attributes import genre_of, paragraphs, sentiment_of, topic_of
 from atelier.engine.data.control_prompt import about, prefix_of
 from atelier.engine.data.datasets.control import Asked
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.generator import Generator
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.model.load import build, initialise
 from tests.engine.data.conftest import Workshop
 from tests.engine.data.datasets.conftest import whole
 from tests.engine.row_inputs import SPECIALS, story
@@ -113,5 +118,38 @@ def test_attributes_of_a_document_follow_from_its_name_and_words() -> None:
     assert (genre_of("asyncio/base.py"), topic_of("asyncio/base.py")) == ("code", "asyncio")
     assert (genre_of("test/test_os.py"), topic_of("os.py")) == ("test", "os")
     assert (genre_of("builtin:math"), genre_of("notes.txt")) == ("documentation", "prose")
-    assert sentiment_of("this fails with an error") == "negative"
-    assert paragraphs("short\n\n" + "x" * 70) == ["x" * 70]
+    assert sentiment_of(["this", "fails", "with", "an", "error"], ["works"], ["fails", "error"]) == "negative"
+    assert paragraphs("short\n\n" + "x" * 70, Described()) == ["x" * 70]
+
+
+def test_a_model_of_other_genres_generates_with_their_soft_prompts_and_names_them(vocabulary) -> None:
+    genres = ("law", "novel", "web")
+    net = Net(num_layers=1)
+    spec = Ernie(
+        num_layers=1,
+        hidden=16,
+        num_heads=2,
+        vocab=vocabulary.size,
+        nlu=net,
+        nlg=net,
+        prompts=12,
+        genres=genres,
+    )
+    made = build(spec).eval()
+    initialise(made, seed=1, name="m")
+    generator = Generator(made, vocabulary)
+    before = generator.before("", Sampling(wishes=GenerationAttributes(genre="novel")))
+    assert [prompt for prompt in before.prompts if prompt >= 0] == [4, 5, 6]
+    with pytest.raises(
+        ConfigError, match="'nowel' is none of the model's: law, novel, web; did you mean novel"
+    ):
+        generator.before("", Sampling(wishes=GenerationAttributes(genre="nowel")))
+
+
+def test_rows_of_genres_that_the_objective_lacks_are_refused(vocabulary) -> None:
+    with pytest.raises(DataError, match=r"genres prose are none of objective control's law, novel"):
+        rows(vocabulary, genres=("law", "novel"))
+    batch = whole(rows(vocabulary, asked=1.0, dropped=0.0, attributes=("topic",)))
+    assert (batch["prompts_BT"] < 0).all()
+    assert not (batch["tokens_BT"] == vocabulary.special("<|length|>")).any()
+    assert (batch["tokens_BT"] == vocabulary.special("<|topic|>")).any(1).all()
