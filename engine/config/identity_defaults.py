@@ -64,7 +64,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "width": 64,
         "query_norm": True,
     },
-    "SoftPrompt": {"length": 0, "place": "front"},
+    "SoftPrompt": {"length": 0, "place": "front", "mask": "none"},
     "Multipliers": {"embedding": 1.0, "residual": 1.0, "scores": "auto", "logits": 1.0},
     "Rope": {
         "kind": "plain",
@@ -171,6 +171,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "targets": ["query", "key", "value", "out", "gate", "up", "down"],
         "length": 20,
         "place": "front",
+        "mask": "none",
         "first": "vocabulary",
         "text": "",
     },
