@@ -203,6 +203,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
     "Data": {"assignment": "blocks"},
     "Labels": {
         "task": "package",
+        "free": False,
         "prompt": "prompt",
         "completion": "completion",
         "on_error": "stop",
