@@ -50,7 +50,8 @@ class Examples:
     A row is prompt and completion, encoded as one text. Scored are tokens from the first one on in which the
     texts with the options differ from the prompt alone or from each other. If one option begins another, an
     end token follows each option, otherwise none; one always follows free text. A prompt that does not fit
-    loses its beginning, in training and scoring alike. All batches have the same T, the longest row of this draw. With `shots` every prompt
+    loses its beginning, in training and scoring alike. All batches have the same T, the longest row of this
+    draw. With `shots` every prompt
     follows that many solved training examples, the same for all, and options have no end token, as in
     continued text (few-shot, 2005.14165, section 2). `is_paired`: prompts for an encoder and completions for
     a decoder, encoded separately.

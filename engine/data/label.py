@@ -5,7 +5,8 @@ contains its answer, every whole word equal to one of the packages' names, in an
 prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
 once, so no test example is a training example; blanks and line ends do not count.
 
-The words of a function's name are free text: docstrings that hold a name of several words are left out.
+The words of a function's name are free text. Docstrings that hold a name of several words are left out, and
+those of special methods, whose names say little.
 
 From translation catalogues: messages, and the catalogue that they are from; messages of several catalogues
 are left out. A translation is on the side of its original.
@@ -234,7 +235,7 @@ def _names(files: Files, reader: SourceReader) -> Iterator[tuple[str, str, str]]
     for name, found in _docstrings(files, reader):
         words = WORDS.findall(found.name)
         is_told = len(words) > 1 and found.name in found.text
-        if words and found.signature and not is_told:
+        if words and found.signature and not is_told and not found.name.startswith("__"):
             yield found.text, name, " ".join(words).lower()
 
 

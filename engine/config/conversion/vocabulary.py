@@ -64,3 +64,7 @@ class Growth(Spec):
     steps: int = Field(default=200, ge=1, description="steps of the training on both languages")
     experts_steps: int = Field(default=200, ge=1, description="steps of the training as a mixture of experts")
     vocabulary: ToVocabulary = Field(default=ToVocabulary(), description="rows of the new tokens")
+    scratch: bool = Field(
+        default=True,
+        description="also train the mixture from random weights, with the compute of all stages, to compare",
+    )
