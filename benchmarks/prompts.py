@@ -8,7 +8,7 @@ python benchmarks/prompts.py [--model encdec] [--draws 5] [--tasks kind] [--stor
           row; random
   mask    of an encoder: the text hidden from the vectors, the vectors from the text, both
 
-Finished runs are reused. A draw has its own examples and its own seed of the vectors.
+Finished runs are reused. A draw has its own examples.
 """
 
 import argparse
@@ -54,7 +54,7 @@ OF_ENCODER = {
 }
 MODELS = {
     "gpt": ("model=gpt_nano",),
-    "encdec": ("model=encdec_nano", "objective=[spans,prefix]", "specials@tokenizer=spans"),
+    "encdec": ("model=encdec_nano", "objective=[spans,prefix]", "+specials@tokenizer=spans"),
 }
 FULL = "all weights"
 
@@ -67,7 +67,7 @@ class Study:
         self.settings = SETTINGS | (OF_ENCODER if model == "encdec" else {})
         size = ["experiment=tiny"] if tiny else [
             "tokenizer.vocab=1024", "train.steps=600", "train.sequence=128", "model.hidden=128",
-            "model.num_layers=4",
+            f"model.num_layers={2 if model == 'encdec' else 4}",
         ]  # fmt: skip
         words = [
             "pretrain",
@@ -158,9 +158,8 @@ def main() -> None:
         found |= {name: study.tuned(task, (*prompt, *words)) for name, words in study.settings.items()}
         numbers["tasks"][task] = told(found)
         print(task, json.dumps(numbers["tasks"][task], indent=1), flush=True)
-    prompts = [
-        one for task in numbers["tasks"].values() for name, one in task.items() if name in study.settings
-    ]
+    each = numbers["tasks"].values()
+    prompts = [one for task in each for name, one in task.items() if name in study.settings]
     numbers["settings above zero shot"] = (
         f"{sum(one['above zero shot'] for one in prompts)} of {len(prompts)}"
     )
