@@ -61,6 +61,7 @@ from atelier.engine.inference.generator import Generator, check_vocabulary
 from atelier.engine.inference.heads import HeadExam, judged, without_network
 from atelier.engine.inference.models import GangModel, TextModel
 from atelier.engine.inference.opened import opened
+from atelier.engine.inference.questions import written
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.inference.scoring import (
     HeldOutText,
@@ -70,7 +71,6 @@ from atelier.engine.inference.scoring import (
     row_lengths,
     text_nats,
 )
-from atelier.engine.inference.written import written
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb
 from atelier.engine.parallel.gang import Gang, start_gang

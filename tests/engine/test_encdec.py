@@ -21,11 +21,10 @@ from atelier.engine.data.examples import Examples
 from atelier.engine.export import export
 from atelier.engine.inference.generator import Generator
 from atelier.engine.inference.opened import read_generator
-from atelier.engine.inference.questions import answers
+from atelier.engine.inference.questions import answers, written
 from atelier.engine.inference.sampling import encoder_inputs
 from atelier.engine.inference.scoring import choose, label_nats, read_held_out, text_nats
 from atelier.engine.inference.serving import serve
-from atelier.engine.inference.written import written
 from atelier.engine.io.artifact import open_input
 from tests.engine.scored_models import OPTIONS, PROMPTS, Study
 from tests.engine.trainings import TrainingSetup, artifact, role, train
@@ -144,7 +143,7 @@ def test_completions_are_written_for_the_prompts_and_compared_with_the_right_one
         asked.update(how)
         return [known[study.vocabulary.decode(ids)] for ids in prompts]
 
-    monkeypatch.setattr("atelier.engine.inference.written.answers", answers)
+    monkeypatch.setattr("atelier.engine.inference.questions.answers", answers)
     found = written(speaker.model, examples, speaker.vocabulary, advance=lambda _: None)
     assert found == {"accuracy": 0.5, "f1": 0.625, "correct": ANY, "majority": 0.25}
     longest = max(len(study.vocabulary.encode(text)) for text in right)
