@@ -157,20 +157,32 @@ def test_what_does_not_fit_is_refused_by_the_plan(
 
 def test_a_training_goes_on_with_its_parents_optimiser_states(atelier: Atelier) -> None:
     """Of a model that was trained; what was only converted has none, which is said before anything runs."""
-    grow = ("convert", "experiment=tiny", "tracker=none", "convert.optimizer=grown")
-    assert atelier(*grow, "init=first", "convert=depth", "name=deep").code == 0
-    [deep] = atelier.records("model", "deep")
+    fixed = ("convert.router=orthogonal", "convert.experts_per_token=1")
+    grow = (
+        "convert",
+        "experiment=tiny",
+        "tracker=none",
+        "convert=upcycle",
+        *fixed,
+        "convert.optimizer=grown",
+    )
+    said = atelier(*grow, "init=first", "name=wide")
+    assert said.code == 0, said.err
+    [wide] = atelier.records("model", "wide")
     assert {"optimizer.safetensors", "optimizer.json"} <= {
-        file["path"].split("/")[-1] for file in deep["files"]
+        file["path"].split("/")[-1] for file in wide["files"]
     }
     words = (
         *("pretrain", "experiment=tiny", "tracker=none", "tokenizer.model=first", "model=auto"),
-        "objective=spans",
+        "objective=[spans,prefix]",
     )
-    assert atelier(*words, "init=deep", "name=on").code == 0
+    said = atelier(*words, "init=wide", "name=on")
+    assert said.code == 0, said.err
     assert atelier.records("model", "on")[0]["summary"]["began_with_states"] is True
-    again = atelier(*grow, "init=deep", "convert=upcycle", "name=wide")
-    assert again.code == 2 and "convert.optimizer: grown, but deep has no final checkpoint" in again.err
+    again = atelier(*grow, "init=first-grown", "name=wider")
+    assert (
+        again.code == 2 and "convert.optimizer: grown, but first-grown has no final checkpoint" in again.err
+    )
     short = atelier(*ARGUMENTS, "train.keep=0", "grow.vocabulary.optimizer=grown")
     assert short.code == 2 and "grow.vocabulary.optimizer: grown, but train.keep=0" in short.err
 
