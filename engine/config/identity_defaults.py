@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 ABSENT: dict[str, dict[str, JsonValue]] = {
     "GrowingSpec": {"optimizer": "dropped"},
+    "ToVocabulary": {"lowered": "mean"},
     "MixedBlocks": {"num_experts": 0, "experts_per_token": 2, "experts": {}},
     "Experts": {
         "ffn": "auto",

@@ -210,6 +210,17 @@ def test_a_model_with_an_encoder_gets_a_longer_vocabulary_too(study: Trained, ti
     assert source and share == pytest.approx(300 / 380) and len(others) == 1
 
 
+def test_new_tokens_take_less_if_all_states_are_lowered_alike(study: Trained) -> None:
+    more = {"tokenizer": study.longer, "tokens.main": study.code}
+    costs = []
+    for lowered in ("mean", "evenly"):
+        _, summary = study.converted(ToVocabulary(against=2.0, lowered=lowered, tokens=512), **more)
+        costs.append(summary["loss_after"] - summary["loss_before"])
+    print("nats a token of old text:", costs)
+    assert 0 < costs[1] < costs[0]
+    assert "lowered" not in ToVocabulary().as_identity()
+
+
 def test_without_lowering_new_tokens_take_more_from_old_ones(study: Trained) -> None:
     more = {"tokenizer": study.longer, "tokens.main": study.code}
     costs = []

@@ -25,6 +25,11 @@ class ToVocabulary(GrowingSpec):
         description="nats by which new tokens' logits are lowered at the mean hidden state, to protect the"
         " old tokens",
     )
+    lowered: Literal["mean", "evenly"] = Field(
+        default="mean",
+        description="direction in which their rows are moved for that: of the mean hidden state; evenly ="
+        " that in which all hidden states are lowered most alike",
+    )
     tokens: int = Field(default=4096, ge=128, description="training tokens for the mean hidden state")
 
     tokenizer: str = Field(
