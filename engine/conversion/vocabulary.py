@@ -26,7 +26,7 @@ def convert(rule: ToVocabulary, parent: Parent, made: ModelSpec) -> Converted:
     spelled = spelling(parent.old, parent.new)
     same = sum(len(ids) == 1 and is_same for ids, is_same in spelled)
     derived = sum(bool(ids) and not is_same for ids, is_same in spelled)
-    lower_D = _lowering(rule, parent) if rule.against else None
+    lower_D = lowering(rule, parent) if rule.against else None
     found = Converted()
     for name, shape in made.shapes().items():
         if name not in ROWS:
@@ -70,7 +70,7 @@ def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
 
 
 @torch.no_grad()
-def _lowering(rule: ToVocabulary, parent: Parent) -> Tensor:
+def lowering(rule: ToVocabulary, parent: Parent) -> Tensor:
     """[D] what is added to a new row: it lowers the logit by `against` at the mean of the last hidden states,
     as the head reads them. `evenly`: of all such directions the one with the least variance over the states,
     C^-1 m / (m' C^-1 m) for mean m and second moments C.
