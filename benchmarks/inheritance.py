@@ -50,6 +50,7 @@ LENGTHS = (0.125, 0.25, 0.5, 1.0)  # of the scratch model's steps
 DECAY = 0.25
 MEASURED = 200_000  # bytes of held-out text of a language, at most
 SLOW = 3e-3  # a learning rate, of 1e-2
+SPECIALS = [f"<|{each}|>" for each in ("mask", "cls", "sep", "topic", "keywords", "sentiment", "length")]
 MIX = 3.0  # rows of the second language for each of the first
 AIMS = {"language": 1.5, "depth": 2.0, "width": 1.5, "experts": 2.0, "small_large": 1.5}
 
@@ -73,7 +74,17 @@ class Inheritance(Parts):
             "finetune.epochs=1",
             "finetune.num_labels=32",
         ]
-        words = ["cpm2", *few, "tokenizer.vocab=1024", "grow.vocab=1536", "parallel.threads=1"]
+        decoder = [
+            "model=gpt_nano",
+            "objective=lm",
+            "upcycle={num_experts:4,experts_per_token:2,router:learned}",
+            f"tokenizer.specials={json.dumps(SPECIALS)}",
+            "grow.scratch=false",
+            "generate.num_labels=32",
+            "generate.epochs=1",
+            "score.memory_gb=0",
+        ]
+        words = ["cpm2", *few, *decoder, "tokenizer.vocab=1024", "grow.vocab=1536", "parallel.threads=1"]
         store = self.store / "languages"
         run_flow(store, words)
         found: dict[str, dict[str, str]] = {"old": {}, "new": {}}

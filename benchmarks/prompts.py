@@ -1,10 +1,14 @@
 """Tune a soft prompt (CPM-2's study, 2106.10715): one factor at a time, over tasks and draws, beside the
 untuned model with the likelihood of the labels, and beside tuning all weights.
 
-python benchmarks/prompts.py [--draws 5] [--store DIR] [--tiny]      finished runs are reused
+python benchmarks/prompts.py [--model encdec] [--draws 5] [--tasks kind] [--store DIR] [--tiny]
 
-  length  1, 5, 20, 100 vectors     place  front, middle, back
-  first   rows of tokens drawn from the vocabulary, of a text, of the labels; random
+  length  1, 5, 20, 100 vectors     place  front, middle, back, and mixtures of them
+  first   rows of tokens drawn from the vocabulary, of frequent tokens, the mask, a text, the labels; the mean
+          row; random
+  mask    of an encoder: the text hidden from the vectors, the vectors from the text, both
+
+Finished runs are reused. A draw has its own examples.
 """
 
 import argparse
@@ -30,12 +34,27 @@ SETTINGS = {
     "length 100": ("finetune.trainable.length=100",),
     "place middle": ("finetune.trainable.place=middle",),
     "place back": ("finetune.trainable.place=back",),
+    "place half front, half middle": ("finetune.trainable.place=[1,1,0]",),
+    "place half front, half back": ("finetune.trainable.place=[1,0,1]",),
+    "place a third each": ("finetune.trainable.place=[1,1,1]",),
     "first random": ("finetune.trainable.first=random",),
+    "first mean": ("finetune.trainable.first=mean",),
+    "first frequent": ("finetune.trainable.first=frequent",),
+    "first mask": ("finetune.trainable.first=mask",),
     "first text": (
         "finetune.trainable.first=text",
         "finetune.trainable.text='The next word of this Python source is the one that fits best here: '",
     ),
     "first labels": ("finetune.trainable.first=labels",),
+}
+OF_ENCODER = {
+    "mask prompt_to_text": ("finetune.trainable.mask=prompt_to_text",),
+    "mask text_to_prompt": ("finetune.trainable.mask=text_to_prompt",),
+    "mask both": ("finetune.trainable.mask=both",),
+}
+MODELS = {
+    "gpt": ("model=gpt_nano",),
+    "encdec": ("model=encdec_nano", "objective=[spans,prefix]", "+specials@tokenizer=spans"),
 }
 FULL = "all weights"
 
@@ -43,16 +62,17 @@ use_own_code()
 
 
 class Study:
-    def __init__(self, store: Path, draws: int, *, tiny: bool) -> None:
+    def __init__(self, store: Path, model: str, draws: int, *, tiny: bool) -> None:
         self.store, self.draws, self.tiny = store, draws, tiny
+        self.settings = SETTINGS | (OF_ENCODER if model == "encdec" else {})
         size = ["experiment=tiny"] if tiny else [
             "tokenizer.vocab=1024", "train.steps=600", "train.sequence=128", "model.hidden=128",
-            "model.num_layers=4",
+            f"model.num_layers={2 if model == 'encdec' else 4}",
         ]  # fmt: skip
         words = [
             "pretrain",
             "name=base",
-            "model=gpt_nano",
+            *MODELS[model],
             *size,
             "score.max_tokens=4000",
             "score.baselines=false",
@@ -124,19 +144,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--model", choices=MODELS, default="encdec")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--rate", type=float, default=0.3, help="learning rate of the prompt's vectors")
     parser.add_argument("--store", type=Path, default=Path("prompts"))
     parser.add_argument("--tiny", action="store_true", help="minutes: tries the script, shows nothing")
     chosen = parser.parse_args()
-    study = Study(chosen.store.resolve(), chosen.draws, tiny=chosen.tiny)
-    numbers: dict[str, Any] = {"draws": chosen.draws, "rate": chosen.rate, "tasks": {}}
+    study = Study(chosen.store.resolve(), chosen.model, chosen.draws, tiny=chosen.tiny)
+    numbers: dict[str, Any] = {"model": chosen.model, "draws": chosen.draws, "rate": chosen.rate, "tasks": {}}
     prompt = tuple(word.format(rate=chosen.rate) for word in PROMPT)
-    for task in TASKS[:1] if chosen.tiny else TASKS:
+    for task in TASKS[:1] if chosen.tiny else chosen.tasks:
         found = {FULL: study.tuned(task, ())}
-        found |= {name: study.tuned(task, (*prompt, *words)) for name, words in SETTINGS.items()}
+        found |= {name: study.tuned(task, (*prompt, *words)) for name, words in study.settings.items()}
         numbers["tasks"][task] = told(found)
         print(task, json.dumps(numbers["tasks"][task], indent=1), flush=True)
-    prompts = [one for task in numbers["tasks"].values() for name, one in task.items() if name in SETTINGS]
+    each = numbers["tasks"].values()
+    prompts = [one for task in each for name, one in task.items() if name in study.settings]
     numbers["settings above zero shot"] = (
         f"{sum(one['above zero shot'] for one in prompts)} of {len(prompts)}"
     )
@@ -147,9 +170,9 @@ def main() -> None:
             statistics.mean(task[name]["share of the whole gain"] or 0 for task in numbers["tasks"].values()),
             3,
         )
-        for name in SETTINGS
+        for name in study.settings
     }
-    keep("prompts", numbers, is_trial=chosen.tiny)
+    keep("prompts" if chosen.model == "gpt" else "prompts_encdec", numbers, is_trial=chosen.tiny)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Each output is a scores.json. For a model:
   tokens, bytes, documents   what was scored; bytes are UTF-8
   accuracy       share of test examples whose completion is the option of highest likelihood, with end
                  tokens where one option begins another; accuracy_normalised: highest likelihood a token;
-                 `correct`: 0 or 1 an example
+                 `correct`: 0 or 1 an example. Without options: of completions written as they are; `f1`
   heads          of each head of classes the share of score.rows held-out rows that it gets `right`
   majority       the accuracy of always giving the most common answer
   cut_prompts    examples whose prompt, or a solved one before it, lost its beginning
@@ -61,11 +61,11 @@ from atelier.engine.inference.generator import Generator, check_vocabulary
 from atelier.engine.inference.heads import HeadExam, judged, without_network
 from atelier.engine.inference.models import GangModel, TextModel
 from atelier.engine.inference.opened import opened
+from atelier.engine.inference.questions import written
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.inference.scoring import (
     HeldOutText,
-    choose,
-    majority,
+    chosen,
     num_places,
     read_held_out,
     row_lengths,
@@ -323,15 +323,11 @@ def score(model: TextModel, exam: Exam, target: Target, progress: Progress, plac
     if examples := exam.asked(target, model.spec):
         if cut := examples.what_is_cut():
             progress.warn(f"{place}: {cut}")
-        choices = choose(model, examples, advance=progress.advance)
-        result |= {
-            "accuracy": sum(choices.correct) / len(choices.correct),
-            "accuracy_normalised": sum(choices.correct_normalised) / len(choices.correct),
-            "correct": choices.correct,
-            "majority": majority(examples),
-            "examples": len(choices.correct),
-            "cut_prompts": examples.num_cut(),
-        }
+        if examples.is_free:
+            result |= written(model, examples, exam.vocabulary, advance=progress.advance)
+        else:
+            result |= chosen(model, examples, advance=progress.advance)
+        result |= {"examples": len(examples), "cut_prompts": examples.num_cut()}
     return result
 
 

@@ -1,6 +1,7 @@
-"""cpm2: the DAG of CPM-2 (2106.10715): learn one language, then a second with a longer vocabulary; become a
-mixture of experts; tune a soft prompt. With `score.memory_gb` the model is scored in less memory than it
-needs.
+"""cpm2: the DAG of CPM-2 (2106.10715). An encoder-decoder learns one language, then a second with a longer
+vocabulary, and becomes a mixture of experts with fixed routers. A soft prompt is tuned on examples with
+options, the whole model on examples that it answers in its own words. Scores are computed in less memory than
+the mixture needs.
 
 atelier cpm2 experiment=tiny
 """
@@ -15,6 +16,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.controls import layout_of_one
 from atelier.infra.dag import Reference
+from atelier.infra.report.notes import ON
 from atelier.tasks.convert import check_kept
 from atelier.tasks.convert import convert as convert_model
 from atelier.tasks.curate import curate
@@ -41,10 +43,13 @@ def cpm2(
     grow: Growth,
     upcycle: Upcycle,
     finetune: Finetune,
+    generate: Finetune,
     parallel: Parallel,
     score: Score,
 ) -> None:
-    """Raises ConfigError if the text has no second language."""
+    """`finetune` tunes on options, `generate` on text to write. Raises ConfigError if the text has no second
+    language.
+    """
     given = [name for name in ("load", "model", "extend") if getattr(tokenizer, name)]
     if given:
         raise ConfigError(
@@ -126,40 +131,76 @@ def cpm2(
         **how,
     )["model"]
 
+    models: dict[str, Reference] = {"first-grown": grown, "both": bilingual, "experts": experts}
+    if grow.scratch:
+        models["scratch"] = train_roles(
+            {"model": role.model_copy(update={"model": spec, "seed_name": "scratch"})},
+            settings=longer(train, equal_steps(model, spec, train, grow, tokenizer)),
+            labels={"model": "scratch"},
+            name="train.scratch",
+            **mixed,
+            **how,
+        )["model"]
+
+    layout = layout_of_one(parallel, "model", role.model_copy(update={"model": spec}))
+    alike = {"train": train, "tokenizer": both, "parallel": layout}
     examples = label(finetune.labels)
-    tuned = finetune_model(
-        experts,
-        spec,
-        settings=finetune,
-        train=train,
-        labels=examples,
-        tokenizer=both,
-        parallel=layout_of_one(parallel, "model", role.model_copy(update={"model": spec})),
-    )
-    extract_adapters(tuned, {key: experts for key in tuned if key.startswith("pretrained")})
-    grown_models = {"first-grown": grown, "both": bilingual, "experts": experts}
+    tuned = finetune_model(experts, spec, settings=finetune, labels=examples, **alike)
+    if finetune.trainable.kind in ("lora", "prompt"):
+        extract_adapters(tuned, {key: experts for key in tuned if key.startswith("pretrained")})
+    asked = label(generate.labels, section="generate")
+    writers = {
+        name: finetune_model(
+            models[name],
+            spec,
+            settings=generate,
+            labels=asked,
+            name=f"{name}-writer",
+            section="generate",
+            **alike,
+        )
+        for name in ("experts", "scratch")
+        if name in models
+    }
+
     scores = score_models(
         {"first": alone}, {}, settings=score, tokens=tokens, tokenizer=vocabulary, name="score.first"
     )
-    scores |= score_models(grown_models, {}, settings=score, tokens=text["main"], tokenizer=both)
-    on_second = {f"{key}-{SECOND}": one for key, one in grown_models.items()}
+    scores |= score_models(models, {}, settings=score, tokens=text["main"], tokenizer=both)
+    on_second = {f"{key}-{SECOND}": one for key, one in models.items()}
     scores |= score_models(
         on_second, {}, settings=score, tokens=text[SECOND], tokenizer=both, name="score.second"
     )
     named = {f"experts/{key}": one for key, one in tuned.items()} | {"experts/zero-shot": experts}
-    scores |= score_models(
-        {},
-        named,
-        settings=score.model_copy(update={"sequence": finetune.sequence}),
-        tokens=text["main"],
-        tokenizer=both,
-        labels=examples,
-        shots={"experts/zero-shot": 0},
-        name="score.labels",
+    written = {
+        f"{name}{ON}{asked.name}/{key}": one for name, made in writers.items() for key, one in made.items()
+    }
+    for answered, labels, settings in ((named, examples, finetune), (written, asked, generate)):
+        scores |= score_models(
+            {},
+            answered,
+            settings=score.model_copy(update={"sequence": settings.sequence}),
+            tokens=text["main"],
+            tokenizer=both,
+            labels=labels,
+            shots={"experts/zero-shot": 0} if answered is named else {},
+            name="score.labels" if answered is named else "score.written",
+        )
+    report({"first": alone, **models, **on_second, **named, **written}, scores, title="cpm2")
+    last = {f"{name}-writer": made["pretrained-0"] for name, made in writers.items()}
+    register({"first": alone, **models, "experts-tuned": tuned["pretrained-0"], **last}, scores)
+
+
+def equal_steps(model: Model, spec: Model, train: Train, grow: Growth, tokenizer: Tokenizer) -> int:
+    """The steps in which the mixture computes what all stages together do."""
+    stages = (
+        (model.resolved(tokenizer.vocab), train.num_steps),
+        (model.resolved(grow.vocab), grow.steps),
+        (spec.resolved(grow.vocab), grow.experts_steps),
     )
-    models: dict[str, Reference] = {"first": alone, **grown_models, **on_second, **named}
-    report(models, scores, title="cpm2")
-    register({"first": alone, **grown_models, "experts-tuned": tuned["pretrained-0"]}, scores)
+    flops = [each.flops_per_token(train.sequence) for each, _ in stages]
+    computed = sum(each * steps for each, (_, steps) in zip(flops, stages, strict=True))
+    return round(computed / flops[-1])
 
 
 def languages(data: Data) -> dict[str, Source]:

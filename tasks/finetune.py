@@ -43,30 +43,33 @@ def finetune(
     labels: Reference,
     tokenizer: Reference,
     parallel: Parallel,
+    name: str = "",
+    section: str = "finetune",
 ) -> dict[str, Reference]:
     """Models by key `pretrained-<draw>` and `scratch-<draw>`. One gang trains all of them, one after
-    another. Rows of padding fill a batch that the layout does not divide.
+    another. Rows of padding fill a batch that the layout does not divide. `name`: what the tuned models are
+    called before their key; empty = as the model. `section`: configuration key of the settings, for errors.
 
     Raises ConfigError for settings, or a layout, that the model does not support.
     """
-    tuning = tuning_of(settings, train)
-    roles = {key: role_of(key, spec, settings) for key in _keys(settings)}
-    check_trainable("finetune.", roles["pretrained-0"])
+    name, tuning = name or model.name, tuning_of(settings, train)
+    roles = {key: role_of(key, spec, settings, section) for key in _keys(settings)}
+    check_trainable(f"{section}.", roles["pretrained-0"])
     for asked in sections_of(tuning).values() if settings.scratch else ():
         asked.check_scratch()
     tuning = Train.model_validate(tuning.model_dump())
-    check_extensions(parallel, {"": roles["pretrained-0"]}, tuning, prefix="finetune.")
-    check_sizes(parallel, roles, tuning)
-    settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
+    check_extensions(parallel, {"": roles["pretrained-0"]}, tuning, prefix=f"{section}.")
+    check_sizes(parallel, roles, tuning, section)
+    settings.optim.schedule.check_floor(0, tuning.num_steps, f"{section}.optim.schedule")
     config: dict[str, Json] = {
         "train": tuning.model_dump(mode="json"),
-        "name": model.name,
+        "name": name,
         "num_labels": settings.num_labels,
         "roles": {key: role.model_dump(mode="json") for key, role in roles.items()},
     }
     inputs = {"labels": input_of(labels), "tokenizer": input_of(tokenizer), "init": input_of(model)}
     node = Node(
-        name=f"finetune.{model.name}",
+        name=f"finetune.{name}",
         task="finetune",
         products={},
         inputs=inputs,
@@ -77,7 +80,7 @@ def finetune(
     feeds = {key: feed_of(node, key) for key in roles}
     roles, _, segments = unpack(node)
     products = {
-        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key], tuning)
+        key: _product(f"{name}/{key}", roles[key].model, segments[key], feeds[key], tuning, section)
         for key in roles
     }
     return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
@@ -99,12 +102,14 @@ def tuning_of(settings: Finetune, train: Train) -> Train:
     )
 
 
-def check_sizes(parallel: Parallel, roles: Mapping[str, Role], tuning: Train) -> None:
+def check_sizes(
+    parallel: Parallel, roles: Mapping[str, Role], tuning: Train, section: str = "finetune"
+) -> None:
     """Raise ConfigError, with a layout that fits, if the model does not support the layout. Draws are alike,
     so the first is checked.
     """
     first = {key: role for key, role in roles.items() if key.endswith("-0")}
-    check_layout(parallel, first, tuning, prefix="", section="finetune", pads=True)
+    check_layout(parallel, first, tuning, prefix="", section=section, pads=True)
 
 
 def _keys(settings: Finetune) -> list[str]:
@@ -112,7 +117,7 @@ def _keys(settings: Finetune) -> list[str]:
     return [f"{kind}-{draw}" for draw in range(settings.draws) for kind in kinds]
 
 
-def role_of(key: str, spec: ModelSpec, settings: Finetune) -> Role:
+def role_of(key: str, spec: ModelSpec, settings: Finetune, section: str = "finetune") -> Role:
     """The role of a product's key. Raises ConfigError for a soft prompt that the model or its rows have no
     room for.
     """
@@ -121,19 +126,19 @@ def role_of(key: str, spec: ModelSpec, settings: Finetune) -> Role:
     if tuned.length and not is_scratch:
         if not isinstance(spec, TextBlocks):
             raise ConfigError(
-                "finetune.trainable.kind", f"prompt, but models of kind {spec.kind} have none", "kind=lora"
+                f"{section}.trainable.kind", f"prompt, but models of kind {spec.kind} have none", "kind=lora"
             )
         if had := spec.soft_prompt.length:
             raise ConfigError(
-                "finetune.trainable.kind",
+                f"{section}.trainable.kind",
                 f"prompt, but the model has one of {had} vectors",
                 "its base as init",
             )
         if tuned.length >= settings.sequence:
             raise ConfigError(
-                "finetune.trainable.length",
+                f"{section}.trainable.length",
                 f"{tuned.length} vectors leave no room in rows of {settings.sequence} tokens",
-                f"finetune.trainable.length={settings.sequence // 2}",
+                f"{section}.trainable.length={settings.sequence // 2}",
             )
         spec = spec.model_copy(update={"soft_prompt": tuned})
     return Role(
@@ -172,17 +177,19 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
     return config.roles, config.train, segments
 
 
-def _product(name: str, spec: ModelSpec, segments: list[Segment], feed: Feed, train: Train) -> Product:
-    product = model_product(name, spec, segments, feed, train, "finetune.")
+def _product(
+    name: str, spec: ModelSpec, segments: list[Segment], feed: Feed, train: Train, section: str
+) -> Product:
+    product = model_product(name, spec, segments, feed, train, f"{section}.")
     moved = {
-        "num_labels": "finetune.num_labels",
-        "draw": "finetune.draws",
-        "horizon": "finetune.epochs",
-        "step": "finetune.epochs",
+        "num_labels": f"{section}.num_labels",
+        "draw": f"{section}.draws",
+        "horizon": f"{section}.epochs",
+        "step": f"{section}.epochs",
     }
     moved |= {
-        "global_batch": "finetune.batch",
-        "sequence": "finetune.sequence",
+        "global_batch": f"{section}.batch",
+        "sequence": f"{section}.sequence",
         "model": "model",
         "seed": "train.seed",
     }

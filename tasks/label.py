@@ -15,11 +15,14 @@ VERSION = (
 MODULE = "atelier.engine.prepare"
 
 
-def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> Reference:
-    """The examples of `finetune.labels`; with a `name` those of `also.<name>`, whose options are those of the
-    examples that are `tuned` on.
+def label(
+    labels: Labels, *, name: str = "", tuned: Reference | None = None, section: str = "finetune"
+) -> Reference:
+    """The examples of `finetune.labels`, or of another `section`; with a `name` those of `also.<name>`, whose
+    options are those of the examples that are `tuned` on.
     """
-    place = f"also.{name}" if name else "finetune.labels"
+    place = f"also.{name}" if name else f"{section}.labels"
+    node = "" if section == "finetune" else section
     files = contents_of(files_of(labels, f"{place}.source"))
     if is_stdlib(labels.source):
         labels = labels.model_copy(update={"max_chars": labels.most_chars})
@@ -33,7 +36,7 @@ def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> 
         {"tuned": tuned} if tuned else {},
         name=name or (labels.task if is_stdlib(labels.source) else "labels"),
         version=1 if is_stdlib(labels.source) and labels.task == "package" else VERSION,
-        node=f"label.{name}" if name else "label",
+        node=".".join(["label", *filter(None, [name or node])]),
         identity=identity,
         origin={
             key: f"{place}.{'source' if key in ('files', 'content') else key}"

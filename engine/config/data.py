@@ -242,7 +242,7 @@ class AdoptedEnds(_Started):
 
 
 class Labels(Spec):
-    """Labelled examples: a prompt and a completion, which is one of a few options."""
+    """Labelled examples: a prompt and a completion, which is one of a few options, or free text."""
 
     source: str = Field(
         default="stdlib",
@@ -250,12 +250,17 @@ class Labels(Spec):
         description="stdlib, or a path or glob of .jsonl, .parquet or .tar files; .mo with prompt=msgid or"
         " msgstr and completion=catalogue (the message's file)",
     )
-    task: Literal["keyword", "package", "kind"] = Field(
+    task: Literal["keyword", "package", "kind", "name"] = Field(
         default="package",
         description=(
             "stdlib: predict the next statement's keyword, a docstring's package, or its kind (of a"
-            " module, class, method or function)"
+            " module, class, method or function); or write the words of a documented function's name"
         ),
+    )
+    free: bool = Field(
+        default=False,
+        description="completions are free text, which a model writes (greedily), not options that it"
+        " compares; task=name has only these",
     )
     prompt: str = Field(default="prompt", description="field of the prompt; `text` is tried next")
     completion: str = Field(
@@ -274,6 +279,11 @@ class Labels(Spec):
         default="auto",
         description=f"prompts are cut to this many characters; auto: stdlib {STDLIB_CHARS}, others uncut",
     )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether completions are written, not chosen."""
+        return self.free or (is_stdlib(self.source) and self.task == "name")
 
     @property
     def most_chars(self) -> int:

@@ -19,6 +19,7 @@ SCORED: dict[str, Direction] = {  # engine/evaluate.py
     "bits_per_byte": "minimize",
     "accuracy": "maximize",
     "accuracy_normalised": "maximize",
+    "f1": "maximize",
     "gzip": "minimize",  # bits per byte; also xz and trigram
     "xz": "minimize",
     "trigram": "minimize",

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 ABSENT: dict[str, dict[str, JsonValue]] = {
     "GrowingSpec": {"optimizer": "dropped"},
+    "ToVocabulary": {"lowered": "mean"},
     "MixedBlocks": {"num_experts": 0, "experts_per_token": 2, "experts": {}},
     "Experts": {
         "ffn": "auto",
@@ -64,7 +65,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "width": 64,
         "query_norm": True,
     },
-    "SoftPrompt": {"length": 0, "place": "front"},
+    "SoftPrompt": {"length": 0, "place": "front", "mask": "none"},
     "Multipliers": {"embedding": 1.0, "residual": 1.0, "scores": "auto", "logits": 1.0},
     "Rope": {
         "kind": "plain",
@@ -188,6 +189,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
         "targets": ["query", "key", "value", "out", "gate", "up", "down"],
         "length": 20,
         "place": "front",
+        "mask": "none",
         "first": "vocabulary",
         "text": "",
     },
@@ -219,6 +221,7 @@ ABSENT: dict[str, dict[str, JsonValue]] = {
     "Data": {"assignment": "blocks"},
     "Labels": {
         "task": "package",
+        "free": False,
         "prompt": "prompt",
         "completion": "completion",
         "on_error": "stop",

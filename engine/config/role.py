@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 from atelier.engine.config.base import ANSWERS, Spec, Step
 from atelier.engine.config.extensions import extension_of
 from atelier.engine.config.registry import Model, Objectives, Optim
-from atelier.engine.config.soft_prompt import Place, SoftPrompt
+from atelier.engine.config.soft_prompt import Mask, Place, SoftPrompt
 
 OF_KIND = {  # the fields of Trainable for each kind
     "lora": ("rank", "alpha", "targets"),
     "parts": ("parts",),
-    "prompt": ("length", "place", "first", "text"),
+    "prompt": ("length", "place", "mask", "first", "text"),
 }
 
 
@@ -39,18 +39,30 @@ class Trainable(Spec):
         description="lora: names of the adapted matrices",
     )
     length: int = Field(default=20, ge=1, le=10_000, description="prompt: number of vectors")
-    place: Place = Field(default="front", description="prompt: position in the prompt: front, middle, back")
-    first: Literal["random", "vocabulary", "text", "labels"] = Field(
+    place: Place = Field(
+        default="front",
+        description="prompt: position in the prompt: front, middle, back, or three numbers: the parts in"
+        " front, in the middle and at the back",
+    )
+    mask: Mask = Field(
+        default="none",
+        description="prompt: what the encoder hides: the text from the vectors (prompt_to_text), the vectors"
+        " from the text (text_to_prompt), both, none",
+    )
+    first: Literal["random", "mean", "vocabulary", "frequent", "mask", "text", "labels"] = Field(
         default="vocabulary",
-        description="prompt: initial vectors: random, or rows of tokens: random ones of the vocabulary,"
-        " those of `text`, or of the labels",
+        description="prompt: initial vectors: random; the mean of all rows; or rows of tokens: random ones"
+        " of the vocabulary, the most frequent ones of the training prompts, <|mask|>, those of `text`, or of"
+        " the labels",
     )
     text: str = Field(default="", description="prompt: text for first=text")
 
     @property
     def soft_prompt(self) -> SoftPrompt:
         """The soft prompt that is added to a model."""
-        return SoftPrompt(length=self.length, place=self.place) if self.kind == "prompt" else SoftPrompt()
+        if self.kind != "prompt":
+            return SoftPrompt()
+        return SoftPrompt(length=self.length, place=self.place, mask=self.mask)
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> "Trainable":

@@ -1,5 +1,5 @@
 """Replace the tokenizer (engine/config/conversion/vocabulary.py). With a tied head, lowering a new token's
-logit also moves its embedding, only along the mean hidden state.
+logit also moves its embedding, only along that direction.
 
 V old and W new tokens, D hidden
 """
@@ -16,6 +16,7 @@ from atelier.engine.conversion.contract import Converted, Parent, WeightPiece, c
 from atelier.engine.data.vocabulary import Vocabulary
 
 ROWS = ("embed.weight", "head.weight")
+RIDGE = 1e-3  # of the mean square of a number of a hidden state
 
 
 def convert(rule: ToVocabulary, parent: Parent, made: ModelSpec) -> Converted:
@@ -25,14 +26,14 @@ def convert(rule: ToVocabulary, parent: Parent, made: ModelSpec) -> Converted:
     spelled = spelling(parent.old, parent.new)
     same = sum(len(ids) == 1 and is_same for ids, is_same in spelled)
     derived = sum(bool(ids) and not is_same for ids, is_same in spelled)
-    mean_D = _mean_hidden(parent) if rule.against else None
+    lower_D = lowering(rule, parent) if rule.against else None
     found = Converted()
     for name, shape in made.shapes().items():
         if name not in ROWS:
             found.keep(name, parent)
             continue
         is_head = name == "head.weight" or "head.weight" not in made.shapes()
-        make = partial(_rows, rule, parent, name, spelled, mean_D if is_head else None)
+        make = partial(_rows, rule, parent, name, spelled, lower_D if is_head else None)
         whole = len(spelled)
         pieces = [copied(name, same / whole)]
         if derived:
@@ -69,16 +70,25 @@ def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
 
 
 @torch.no_grad()
-def _mean_hidden(parent: Parent) -> Tensor:
-    """[D] the mean of the last hidden states, as the head reads them."""
-    model, total, count = parent.model(), None, 0
+def lowering(rule: ToVocabulary, parent: Parent) -> Tensor:
+    """[D] what is added to a new row: it lowers the logit by `against` at the mean of the last hidden states,
+    as the head reads them. `evenly`: of all such directions the one with the least variance over the states,
+    C^-1 m / (m' C^-1 m) for mean m and second moments C.
+    """
+    model, total, moments, count = parent.model(), None, None, 0
     for batch in parent.text:
-        hidden_ND = model(dict(batch)).hidden[batch["documents_BT"] >= 0].double()
+        hidden_ND = model(dict(batch)).hidden[batch["documents_BT"] >= 0].double().cpu()
         total = hidden_ND.sum(0) if total is None else total + hidden_ND.sum(0)
+        moments = hidden_ND.T @ hidden_ND + (0 if moments is None else moments)
         count += len(hidden_ND)
-    if total is None:
+    if total is None or moments is None:
         raise ConfigError("convert.against", "needs training text", "or convert.against=0")
-    return (total / count).cpu()
+    mean_D, moments_DD = total / count, moments / count
+    along_D = mean_D
+    if rule.lowered == "evenly":
+        ridge = RIDGE * moments_DD.diagonal().mean()
+        along_D = torch.linalg.solve(moments_DD + ridge * torch.eye(len(mean_D)), mean_D)
+    return -rule.against * (along_D / (along_D @ mean_D)).float()
 
 
 def _rows(
@@ -86,7 +96,7 @@ def _rows(
     parent: Parent,
     name: str,
     spelled: list[tuple[list[int], bool]],
-    mean_D: Tensor | None,
+    lower_D: Tensor | None,
 ) -> Tensor:
     """[W, D]."""
     old_VD = parent.weights[name]
@@ -99,7 +109,7 @@ def _rows(
         row_D = torch.zeros_like(all_D)
         if rule.rows != "zeros":
             row_D = old_VD[ids].float().mean(0) if rule.rows == "pieces" and ids else all_D
-        if mean_D is not None:
-            row_D = row_D - rule.against * (mean_D / mean_D.square().sum()).float()
+        if lower_D is not None:
+            row_D = row_D + lower_D
         rows_WD[number] = row_D.to(old_VD.dtype)
     return rows_WD

@@ -30,7 +30,9 @@ class CorpusLine(TypedDict):
 
 
 class LabelledLine(TypedDict):
-    """A line of train.jsonl or test.jsonl: `completion` is one of the `options`, equal in all lines."""
+    """A line of train.jsonl or test.jsonl: `completion` is one of the `options`, equal in all lines; or free
+    text, without options.
+    """
 
     prompt: str
     completion: str

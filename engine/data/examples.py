@@ -29,8 +29,8 @@ from atelier.engine.io.artifact import ArtifactInput
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One example as ids: the prompt, and the ids of each option after it. `answer`: index of the right
-    option; `num_cut`: prompt ids that had no room.
+    """One example as ids: the prompt, and the ids of each option after it; of free text the completion is the
+    only one. `answer`: index of the right option; `num_cut`: prompt ids that had no room.
     """
 
     prompt: tuple[int, ...]
@@ -49,8 +49,9 @@ class Examples:
 
     A row is prompt and completion, encoded as one text. Scored are tokens from the first one on in which the
     texts with the options differ from the prompt alone or from each other. If one option begins another, an
-    end token follows each option, otherwise none. A prompt that does not fit loses its beginning, in training
-    and scoring alike. All batches have the same T, the longest row of this draw. With `shots` every prompt
+    end token follows each option, otherwise none; one always follows free text. A prompt that does not fit
+    loses its beginning, in training and scoring alike. All batches have the same T, the longest row of this
+    draw. With `shots` every prompt
     follows that many solved training examples, the same for all, and options have no end token, as in
     continued text (few-shot, 2005.14165, section 2). `is_paired`: prompts for an encoder and completions for
     a decoder, encoded separately.
@@ -82,29 +83,33 @@ class Examples:
             )
         order = drawn_lines(len(lines), num_examples, draw=draw, split=split, seed=seed)
         self.options: tuple[str, ...] = tuple(lines[0]["options"])
-        self._alone = tuple(tuple(self._vocabulary.encode(option)) for option in self.options)
+        self.is_free = not self.options
+        self._texts = [self.options or (lines[i]["completion"],) for i in order]
+        encode = self._vocabulary.encode_all
+        self._alone = {each: tuple(map(tuple, encode(each))) for each in dict.fromkeys(self._texts)}
         self._num_cut = [0] * len(order)
-        self._has_ends, self._room = shots is None, sequence + 1 - len(self._vocabulary.before)
+        self.has_ends, self._room = shots is None, sequence + 1 - len(self._vocabulary.before)
         prompts = [lines[i]["prompt"] for i in order]
         if shots:
-            room = self._room_before(self._alone)
+            room = self._room_before([ids for each in self._alone.values() for ids in each])
             solved, most_cut = self._solved(_lines(labels, "train", scratch), room, shots, seed)
             cut = [self._vocabulary.ended(prompt, room) for prompt in prompts]
             prompts, self._room = [solved + prompt for prompt, _ in cut], UNCUT
             self._num_cut = [max(number, most_cut) for _, number in cut]
-        self._asked = list(continued(self._vocabulary, prompts, self.options, labels.url))
+        self._asked = list(continued(self._vocabulary, prompts, self._texts, labels.url))
         self._sequence, self._split = sequence, split
-        self._answers = [self.options.index(lines[i]["completion"]) for i in order]
+        self._answers = [
+            options.index(lines[i]["completion"]) for i, options in zip(order, self._texts, strict=True)
+        ]
         self._lay_out(SoftPrompt(), 0, is_paired=is_paired)
 
     def _lay_out(self, soft: SoftPrompt, first: int, *, is_paired: bool) -> None:
         self.is_paired, self.extras = is_paired, ENCODER if is_paired else ()
         if is_paired:
-            check_apart(self._alone, self.options, f"{self._place}: the tokenizer")
-        self.examples = tuple(
-            self._example(asked, answer, num_cut, soft, first)
-            for asked, answer, num_cut in zip(self._asked, self._answers, self._num_cut, strict=True)
-        )
+            for options, alone in self._alone.items():
+                check_apart(alone, options, f"{self._place}: the tokenizer")
+        each = zip(self._asked, self._texts, self._answers, self._num_cut, strict=True)
+        self.examples = tuple(self._example(*one, soft, first) for one in each)
         self.length, self.encoder_length = (
             max(len(e.prompt) + len(e.completion) for e in self.examples) - 1,
             0,
@@ -115,14 +120,22 @@ class Examples:
             self.encoder_length = 1 + max(len(e.prompt) for e in self.examples)
 
     def _example(
-        self, asked: JointOptions, answer: int, num_cut: int, soft: SoftPrompt, first: int
+        self,
+        asked: JointOptions,
+        texts: tuple[str, ...],
+        answer: int,
+        num_cut: int,
+        soft: SoftPrompt,
+        first: int,
     ) -> Example:
         """Leaves room for the longest option in its prompt. `num_cut`: prompt ids that were cut before."""
-        prompt, options = (asked.whole, self._alone) if self.is_paired else (asked.prompt, asked.options)
-        if self._has_ends and any_begins_another(options):
+        prompt, options = asked.prompt, asked.options
+        if self.is_paired:
+            prompt, options = asked.whole, self._alone[texts]
+        if self.has_ends and (self.is_free or any_begins_another(options)):
             options = tuple((*ids, self._vocabulary.end_id) for ids in options)
         if () in options:
-            option = self.options[options.index(())]
+            option = texts[options.index(())]
             raise DataError(f"{self._place}: the tokenizer has no token for {option!r}; rename it")
         room = self._room_before(options) - soft.length
         if room < 1:
@@ -154,8 +167,8 @@ class Examples:
 
     def check_sides(self, place: str) -> None:
         """Raise DataError for an example with nothing for the encoder or nothing for the decoder."""
-        for number, each in enumerate(self.examples):
-            for what, text in (("prompt", each.prompt), ("completion", self.options[each.answer])):
+        for number, (each, options) in enumerate(zip(self.examples, self._texts, strict=True)):
+            for what, text in (("prompt", each.prompt), ("completion", options[each.answer])):
                 if not text:
                     raise DataError(
                         f"{place}: example {number} has an empty {what}, but a model with an encoder needs"
@@ -246,6 +259,10 @@ class Examples:
     def _read(self, example: Example) -> list[int]:
         """The ids that an encoder reads of an example."""
         return [*example.prompt, self._vocabulary.end_id]
+
+    def asked(self, index: int) -> list[int]:
+        """The ids that a model reads before it writes the completion; an encoder's without the end."""
+        return [*self.examples[index].prompt]
 
     def row_tokens(self, index: int) -> int:
         """Tokens of an example's row: its prompt and all options."""

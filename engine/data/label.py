@@ -1,9 +1,12 @@
-"""The task `label`: make classification examples, each a prompt and its completion, one of a few options.
+"""The task `label`: make examples, each a prompt and its completion: one of a few options, or free text.
 
 From the standard library: docstrings, and the package or kind of thing that they document. So that no prompt
 contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
 prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
 once, so no test example is a training example; blanks and line ends do not count.
+
+The words of a function's name are free text. Docstrings that hold a name of several words are left out, and
+those of special methods, whose names say little.
 
 From translation catalogues: messages, and the catalogue that they are from; messages of several catalogues
 are left out. A translation is on the side of its original.
@@ -31,6 +34,7 @@ from atelier.engine.data.source import (
     stdlib_name,
 )
 from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.data.standard_library import Docstring
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import CATALOGUE, TOPICS, total_bytes
@@ -41,6 +45,7 @@ MAX_OPTIONS = 64
 KEYWORDS = ("if", "return", "for", "def", "raise", "try", "with", "except", "else", "elif")
 STATEMENT = re.compile(rf"^([ ]+)({'|'.join(KEYWORDS)})\b", re.MULTILINE)
 EACH = 24
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of a name in any case
 
 
 @dataclass(frozen=True)
@@ -88,12 +93,15 @@ def label(
             groups = joined((normalised(e["prompt"]), e["group"]) for e in examples)
             sides = split_of(groups.values(), labels.held_out, f"{place}.source")
             splits = {group: sides[name] for group, name in groups.items()}
-    options = sorted({e["completion"] for e in examples})
-    if tuned is None:
+    options = [] if labels.is_free else sorted({e["completion"] for e in examples})
+    if labels.is_free:
+        _check_same_kind(tuned, place)
+    elif tuned is None:
         _check_options(options, labels.source, place)
     else:
         _check_known(options, tuned.options, labels.source, place)
-        options, splits = [*tuned.options], splits | tuned.splits
+        options = [*tuned.options]
+    splits |= tuned.splits if tuned is not None else {}
     test = [e for e in examples if splits[e["group"]] == HELD_OUT]
     if tuned is not None:
         test = [e for e in test if normalised(e["prompt"]) not in tuned.prompts]
@@ -150,6 +158,14 @@ def _check_options(options: list[str], source: str, place: str) -> None:
         )
 
 
+def _check_same_kind(tuned: TunedOn | None, place: str) -> None:
+    """Raise DataError if models are tuned on options and asked for free text."""
+    if tuned is not None and tuned.options:
+        raise DataError(
+            f"{place}.free: true, but the models are tuned on examples with options; give free=false"
+        )
+
+
 def _check_known(options: list[str], known: Sequence[str], source: str, place: str) -> None:
     strange = [option for option in options if option not in known]
     if strange:
@@ -166,7 +182,11 @@ def _from_docstrings(
     if labels.task == "keyword":
         examples = list(_statements(files, reader, labels.most_chars))
         return examples, split_of((e["group"] for e in examples), labels.held_out, place)
-    found = list(_docstrings(files, reader))
+    if labels.task == "name":
+        answers = list(_names(files, reader))
+        splits = split_of((name for _, name, _ in answers), labels.held_out, place)
+        return _examples(answers, "Name", labels.most_chars), splits
+    found = [(one.text, name, one.kind) for name, one in _docstrings(files, reader)]
     if labels.task == "kind":
         answers = [(text, name, kind) for text, name, kind in found]
         splits = split_of((name for _, name, _ in found), labels.held_out, place)
@@ -205,11 +225,18 @@ def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[
                 yield {"prompt": prompt, "completion": f" {place[2]}", "group": name}
 
 
-def _docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, str, str]]:
-    """(docstring, file, kind), files ordered by hash, so that no package is always the first."""
-    drawn = sorted(files, key=lambda entry: fraction(stdlib_name(entry[0])))
-    for name, found in docstrings(drawn, reader):
-        yield found.text, name, found.kind
+def _docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, Docstring]]:
+    """Docstrings and their files, ordered by hash, so that no package is always the first."""
+    yield from docstrings(sorted(files, key=lambda entry: fraction(stdlib_name(entry[0]))), reader)
+
+
+def _names(files: Files, reader: SourceReader) -> Iterator[tuple[str, str, str]]:
+    """(docstring, file, words of the name) of functions and methods."""
+    for name, found in _docstrings(files, reader):
+        words = WORDS.findall(found.name)
+        is_told = len(words) > 1 and found.name in found.text
+        if words and found.signature and not is_told and not found.name.startswith("__"):
+            yield found.text, name, " ".join(words).lower()
 
 
 def package_of(name: str) -> str:

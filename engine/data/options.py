@@ -24,21 +24,23 @@ class JointOptions:
 
 
 def continued(
-    vocabulary: Vocabulary, prompts: Sequence[str], options: Sequence[str], place: str
+    vocabulary: Vocabulary, prompts: Sequence[str], options: Sequence[Sequence[str]], place: str
 ) -> Iterator[JointOptions]:
-    """For each prompt, its leading ids that are equal alone and before every option; for each option, the
-    remaining ids.
+    """For each prompt with its options: its leading ids that are equal alone and before every option; for
+    each option, the remaining ids.
 
     Raises DataError for options that the tokenizer cannot tell apart after a prompt.
     """
     for begin in range(0, len(prompts), AT_ONCE):
         some = prompts[begin : begin + AT_ONCE]
-        joint = iter(vocabulary.encode_all([prompt + option for prompt in some for option in options]))
-        for prompt, whole in zip(some, vocabulary.encode_all(some), strict=True):
-            each = [next(joint) for _ in options]
+        own = options[begin : begin + AT_ONCE]
+        texts = [prompt + option for prompt, each in zip(some, own, strict=True) for option in each]
+        joint = iter(vocabulary.encode_all(texts))
+        for prompt, said, whole in zip(some, own, vocabulary.encode_all(some), strict=True):
+            each = [next(joint) for _ in said]
             shared = min(_num_equal(whole, ids) for ids in each)
             behind = tuple(tuple(ids[shared:]) for ids in each)
-            check_apart(behind, options, f"{place}: after {prompt[-40:]!r} the tokenizer")
+            check_apart(behind, said, f"{place}: after {prompt[-40:]!r} the tokenizer")
             yield JointOptions(prompt=tuple(whole[:shared]), options=behind, whole=tuple(whole))
 
 

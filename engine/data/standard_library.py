@@ -71,6 +71,7 @@ class Docstring:
 
     text: str
     kind: str  # module, class, method or function
+    name: str = ""
     signature: str = ""  # for methods and functions
 
 
@@ -132,7 +133,8 @@ def _add(
 ) -> None:
     text = (ast.get_docstring(node) or "").strip()
     if text:
-        found.append(Docstring(text=text, kind=kind, signature=_signature(node)))
+        name = "" if isinstance(node, ast.Module) else node.name
+        found.append(Docstring(text=text, kind=kind, name=name, signature=_signature(node)))
 
 
 def _signature(node: ast.AST) -> str:

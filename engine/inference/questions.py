@@ -5,30 +5,36 @@ B rows, T tokens of a row, N scored tokens, V vocabulary
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.exam import AnswerLine
+from atelier.engine.config.exam_metrics import f1, is_exact
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.intervals import Bounded, t95
 from atelier.engine.data.asked import PromptOptions, PromptRow, joined, shared_ids
 from atelier.engine.data.control_prompt import Prefix
+from atelier.engine.data.examples import Examples
 from atelier.engine.data.option_rows import OptionRow, option_batch, option_row, row_size
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.models import TextModel
 from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
-from atelier.engine.inference.scoring import TOKENS_AT_ONCE, Batch, label_scores
+from atelier.engine.inference.scoring import TOKENS_AT_ONCE, Advance, Batch, label_scores, row_lengths
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.tier.ring import ring_of
 
 BLOCKS = 20  # of questions, each left out once
+SEPARATOR = "\n\n"  # ends a completion of a model that was not tuned to end it
 SEEN_AT_ONCE = 4096  # tokens of a batch with those that all its rows share
 
 
@@ -170,6 +176,32 @@ def answers(
         if running:
             rows.step([row for _, row in running])
     return found
+
+
+def written(
+    model: TextModel, examples: Examples, vocabulary: Vocabulary, *, advance: Advance
+) -> dict[str, Json]:
+    """Scores of the completions that a model writes greedily, of no more tokens than the longest right one:
+    `accuracy` is the share of equal texts, `f1` the mean likeness of their words (1606.05250, section 6.1).
+    """
+    every, lengths = range(len(examples)), iter(row_lengths(examples))
+    said = answers(
+        model,
+        [examples.asked(number) for number in every],
+        vocabulary,
+        most=max(len(each.completion) for each in examples.examples),
+        until=() if examples.has_ends else (SEPARATOR,),
+        advance=lambda _: advance(next(lengths)),
+    )
+    right = [vocabulary.decode(each.completion) for each in examples.examples]
+    both = list(zip(said, right, strict=True))
+    correct = [int(is_exact(*each, ignore_case=False, ignore_punctuation=False)) for each in both]
+    return {
+        "accuracy": sum(correct) / len(correct),
+        "f1": fmean(f1(*each) for each in both),
+        "correct": correct,
+        "majority": max(Counter(right).values()) / len(right),
+    }
 
 
 def text_metrics(lines: Sequence[AnswerLine]) -> dict[str, Bounded]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
 from atelier.engine.config.row_classes import RowClasses
@@ -305,6 +306,17 @@ def _option_batch(examples: Examples, places: np.ndarray) -> tuple[Batch, list[O
 
 def _least(values: list[float]) -> int:
     return min(range(len(values)), key=values.__getitem__)
+
+
+def chosen(model: TextModel, examples: Examples, *, advance: Advance) -> dict[str, Json]:
+    """Scores of `choose`, as scores.json has them."""
+    found = choose(model, examples, advance=advance)
+    return {
+        "accuracy": sum(found.correct) / len(found.correct),
+        "accuracy_normalised": sum(found.correct_normalised) / len(found.correct),
+        "correct": found.correct,
+        "majority": majority(examples),
+    }
 
 
 def majority(examples: Examples) -> float:

@@ -14,7 +14,7 @@ from atelier.engine.config.model.encdec import SIDES, EncDec
 from atelier.engine.model.attention import Attend, Cache, Seen, attention_mask
 from atelier.engine.model.contract import Carried, Output, Relations, Split, rounded
 from atelier.engine.model.mixtures import MixtureModel
-from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
+from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded, hidden_from_each_other
 from atelier.engine.model.transformer import dropout, layer_keys, make_mlp, make_norm, through_mlp
 
 NO_ENCODER = 1  # padding tokens for the encoder in a batch without encoder tokens
@@ -228,6 +228,9 @@ class EncoderDecoder(MixtureModel[EncDecShared]):
             encoder_BU = documents_BT.new_full((len(documents_BT), NO_ENCODER), -1)
         everywhere_B = torch.ones(len(encoder_BU), device=device)
         encoder_mask = attention_mask(encoder_BU, encoder_BU, bidirectional_B=everywhere_B)
+        if (hides := self.spec.soft_prompt.mask) != "none" and "encoder_tokens_BU" in batch:
+            is_soft_BU = batch["encoder_tokens_BU"] >= self.spec.tokens
+            encoder_mask = encoder_mask & ~hidden_from_each_other(is_soft_BU, hides)
         cross_BTU = (documents_BT[:, :, None] == encoder_BU[:, None, :]) & (encoder_BU[:, None, :] >= 0)
         num_new, num_seen = documents_BT.shape[1], documents_BS.shape[1]
         at_U = torch.arange(encoder_BU.shape[1], device=device)

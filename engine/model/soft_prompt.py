@@ -14,6 +14,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
+from atelier.engine.config.soft_prompt import Mask
 from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.io.tensorfile import in_file_order
 from atelier.engine.model.load import draw
@@ -44,6 +45,13 @@ def embedded(tokens_BT: Tensor, embed: nn.Module, soft: nn.Module, vocab: int) -
     return torch.where(found_BTE[..., -1:] > 0, found_BTE[..., :-1], x_BTD)
 
 
+def hidden_from_each_other(is_soft_BT: Tensor, mask: Mask) -> Tensor:
+    """[B, 1, T, T] bool: which tokens (last dim) a mask hides from which (CPM-2, 2106.10715)."""
+    reads, read = is_soft_BT[:, None, :, None], is_soft_BT[:, None, None, :]
+    text, soft = reads & ~read, ~reads & read
+    return {"none": text & soft, "prompt_to_text": text, "text_to_prompt": soft, "both": text | soft}[mask]
+
+
 def tune_prompt(model: nn.Module, trainable: Trainable) -> None:
     """Freeze all weights except the soft prompt, in place; does nothing for other kinds."""
     if trainable.kind == "prompt":
@@ -54,12 +62,14 @@ def tune_prompt(model: nn.Module, trainable: Trainable) -> None:
 def first_prompt(
     trainable: Trainable, embed_VD: Tensor, ids: Sequence[int], *, num_ids: int, seed: int, name: str
 ) -> Tensor:
-    """[L, D] initial values: normal with the embedding's spread, rows of random tokens, or rows of `ids` (of
-    a text or of class labels), repeated to fill the table.
+    """[L, D] initial values: normal with the embedding's spread, its mean row, rows of random tokens, or rows
+    of `ids` (such as those of a text), repeated to fill the table.
     """
     length, key = trainable.length, seed_of(seed, name, TABLE)
     if trainable.first == "random":
         return draw(torch.Size((length, embed_VD.shape[1])), "normal", float(embed_VD.float().std()), key)
+    if trainable.first == "mean":
+        return embed_VD[:num_ids].float().mean(0).repeat(length, 1)
     if trainable.first == "vocabulary":
         generator = torch.Generator().manual_seed(key)
         ids = torch.randint(num_ids, (length,), generator=generator).tolist()
@@ -77,8 +87,10 @@ def write_prompt(weights: Mapping[str, Weight], spec: TextBlocks, sink: Sink | N
 
 
 def config_of(spec: TextBlocks, base: str) -> dict[str, object]:
-    """peft's config. peft puts the vectors before all text; other positions are stored in `atelier_place`."""
-    place = spec.soft_prompt.place
+    """peft's config. peft puts the vectors before all text and hides nothing; other positions and masks are
+    stored in `atelier_place` and `atelier_mask`.
+    """
+    place, mask = spec.soft_prompt.place, spec.soft_prompt.mask
     return {
         "base_model_name_or_path": base,
         "inference_mode": True,
@@ -92,4 +104,5 @@ def config_of(spec: TextBlocks, base: str) -> dict[str, object]:
         "task_type": "SEQ_2_SEQ_LM" if isinstance(spec, EncDec) else "CAUSAL_LM",
         "token_dim": spec.hidden,
         **({} if place == "front" else {"atelier_place": place}),
+        **({} if mask == "none" else {"atelier_mask": mask}),
     }

@@ -96,13 +96,6 @@ def check_router(
             f" micro-batches for pipeline={layout.pipeline} ({layout.schedule})",
             f"train.global_batch={layout.pipeline * group * layout.axes.data} would fit",
         )
-    tokens = group * train.sequence
-    if router.kind == "base" and tokens % spec.num_experts:
-        raise ConfigError(
-            f"{model}.num_experts",
-            f"{spec.num_experts} does not divide the {tokens} tokens of a group",
-            f"num_experts={largest_divisor(tokens, spec.num_experts)} would fit",
-        )
 
 
 def check_products(layout: Parallel, role: Role, train: Train, model: str, *, axes: Axes) -> None:

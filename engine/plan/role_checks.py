@@ -25,6 +25,12 @@ def check_trainable(place: str, role: Role) -> None:
             "prompt, which needs labelled examples",
             "atelier finetune finetune.trainable.kind=prompt",
         )
+    if trainable.mask != "none" and not model.reads_encoder:
+        raise ConfigError(
+            f"{place}trainable.mask",
+            f"{trainable.mask} hides tokens inside an encoder, but models of kind {model.kind} have none",
+            "trainable.mask=none, or a model of kind encdec",
+        )
     if trainable.kind == "parts":
         _check_names(
             f"{place}trainable.parts", "part", trainable.parts, {name.split(".")[0] for name in shapes}

@@ -257,9 +257,10 @@ def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
         if train is not None and role.moves:
             place = f"roles.{name}.optim.schedule" if name else "optim.schedule"
             yield place, role.optim.schedule, int(role.start), role.last(train.num_steps)
-    tuning: Finetune | None = getattr(arguments, "finetune", None)
-    if tuning is not None:
-        yield "finetune.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
+    for section in ("finetune", "generate"):
+        tuning: Finetune | None = getattr(arguments, section, None)
+        if tuning is not None:
+            yield f"{section}.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
     tune: Tune | None = getattr(arguments, "tune", None)
     if tune is not None:
         yield "tune.optim.schedule", tune.optim.schedule, 0, tune.steps

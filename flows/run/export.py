@@ -121,7 +121,7 @@ def _copy_adapter(record: Record, store: Store, url: str) -> Exported:
     if (place := record.summary.get("place", "front")) != "front":
         raise ConfigError(
             "export",
-            f"the vectors of {record.name} stand at the {place} of a prompt, but peft puts them in front",
+            f"the vectors of {record.name} have place {place} in a prompt, but peft puts them in front",
             "trainable.place=front",
         )
     if there := names(url):

@@ -150,6 +150,7 @@ class Scores(TypedDict):
     accuracy: float
     examples: int
     majority: float
+    f1: float
     gzip: float
     xz: float
     trigram: float
@@ -291,12 +292,19 @@ def _asked_row(key: str, score: Scores) -> ReportRow:
     """Accuracy of a model that was not fine-tuned, with its 95 % binomial interval (normal approximation)."""
     accuracy, examples = score["accuracy"], score["examples"]
     half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / examples)
-    return {
+    row: ReportRow = {
         "name": key.replace("/", " "),
         "kind": key.rpartition("/")[2],
         "accuracy": accuracy,
         "accuracy_interval": half,
     }
+    return _with_f1(row, [score])
+
+
+def _with_f1(row: ReportRow, scores: list[Scores]) -> ReportRow:
+    """With the mean likeness of the words of completions, if the model wrote them."""
+    found = [score["f1"] for score in scores if "f1" in score]
+    return {**row, "f1": math.fsum(found) / len(found)} if found else row
 
 
 def _tuned_rows(scores: dict[str, Scores]) -> list[ReportRow]:
@@ -304,12 +312,14 @@ def _tuned_rows(scores: dict[str, Scores]) -> list[ReportRow]:
     same network from scratch.
     """
     by_model: dict[str, dict[str, dict[int, float]]] = {}
+    scored: dict[str, list[Scores]] = {}  # by model and kind
     majorities: dict[str, float] = {}  # by name of the rows
     for key, score in scores.items():
         base, _, last = key.rpartition("/")
         kind, _, draw = last.partition("-")
         if kind in ("pretrained", "scratch") and "accuracy" in score:
             by_model.setdefault(base, {}).setdefault(kind, {})[int(draw)] = score["accuracy"]
+            scored.setdefault(f"{base}/{kind}", []).append(score)
             if "majority" in score:
                 others = base.partition(ON)[2]
                 majorities[f"{MAJORITY}{ON}{others}" if others else MAJORITY] = score["majority"]
@@ -323,20 +333,20 @@ def _tuned_rows(scores: dict[str, Scores]) -> list[ReportRow]:
             "accuracy_interval": half,
             "draws": len(kinds["pretrained"]),
         }
+        row = _with_f1(row, scored[f"{base}/pretrained"])
         if "scratch" in kinds:
             scratch, scratch_half = interval(list(kinds["scratch"].values()))
             gain, gain_half = interval(
                 [kinds["pretrained"][d] - kinds["scratch"][d] for d in kinds["pretrained"]]
             )
             rows.append({**row, "accuracy_delta": gain, "accuracy_delta_interval": gain_half})
-            rows.append(
-                {
-                    "name": f"{base} from scratch",
-                    "kind": "scratch",
-                    "accuracy": scratch,
-                    "accuracy_interval": scratch_half,
-                }
-            )
+            other: ReportRow = {
+                "name": f"{base} from scratch",
+                "kind": "scratch",
+                "accuracy": scratch,
+                "accuracy_interval": scratch_half,
+            }
+            rows.append(_with_f1(other, scored[f"{base}/scratch"]))
         else:
             rows.append(row)
     return rows + [

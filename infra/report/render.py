@@ -43,6 +43,7 @@ class ReportRow(TypedDict):
     answer_loss: NotRequired[float]  # of held-out answers, nats a token
     accuracy: NotRequired[float]
     accuracy_interval: NotRequired[float]
+    f1: NotRequired[float]
     draws: NotRequired[int]
     accuracy_delta: NotRequired[float]
     accuracy_delta_interval: NotRequired[float]
@@ -163,11 +164,12 @@ TABLES: dict[Field, tuple[str, tuple[str, ...], Callable[[ReportRow], list[str]]
     ),
     "accuracy": (
         "Accuracy",
-        ("name", "kind", "accuracy", "draws", "vs from scratch"),
+        ("name", "kind", "accuracy", "F1 of words", "draws", "vs from scratch"),
         lambda row: [
             row["name"],
             row["kind"],
             interval(row.get("accuracy"), row.get("accuracy_interval")),
+            digits(row.get("f1"), 3),
             str(row.get("draws", "")),
             interval(row.get("accuracy_delta"), row.get("accuracy_delta_interval"), plus=True),
         ],

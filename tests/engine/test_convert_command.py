@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.conversion.measure import old_in_new
-from atelier.engine.conversion.vocabulary import spelling
+from atelier.engine.conversion.vocabulary import lowering, spelling
 from atelier.engine.convert import convert
 from atelier.engine.data.encode import encode
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
@@ -208,6 +209,21 @@ def test_a_model_with_an_encoder_gets_a_longer_vocabulary_too(study: Trained, ti
     name = "embed.weight" if tied else "head.weight"
     [(source, share, _), *others] = made.json(ANCESTRY, study.scratch)[name]
     assert source and share == pytest.approx(300 / 380) and len(others) == 1
+
+
+def test_logits_are_lowered_evenly_where_some_states_point_away_from_their_mean() -> None:
+    usual, rare = torch.tensor([1.0, 1.0]), torch.tensor([1.0, -3.0])
+    hidden_BTD = torch.stack([usual] * 9 + [rare])[None]
+    parent: Any = SimpleNamespace(
+        text=[{"documents_BT": torch.zeros(1, 10)}],
+        model=lambda: lambda batch: SimpleNamespace(hidden=hidden_BTD),
+    )
+    by_mean, evenly = (
+        hidden_BTD[0] @ lowering(ToVocabulary(lowered=lowered), parent) for lowered in ("mean", "evenly")
+    )
+    assert by_mean[0] < -6 and by_mean[-1] > 0 and by_mean.mean() == pytest.approx(-6)
+    assert evenly.tolist() == pytest.approx([-6] * 10, abs=0.05)
+    assert "lowered" not in ToVocabulary().as_identity()
 
 
 def test_without_lowering_new_tokens_take_more_from_old_ones(study: Trained) -> None:

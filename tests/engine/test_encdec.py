@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ from atelier.engine.data.examples import Examples
 from atelier.engine.export import export
 from atelier.engine.inference.generator import Generator
 from atelier.engine.inference.opened import read_generator
+from atelier.engine.inference.questions import answers, written
 from atelier.engine.inference.sampling import encoder_inputs
 from atelier.engine.inference.scoring import choose, label_nats, read_held_out, text_nats
 from atelier.engine.inference.serving import serve
+from atelier.engine.io.artifact import open_input
 from tests.engine.scored_models import OPTIONS, PROMPTS, Study
 from tests.engine.trainings import TrainingSetup, artifact, role, train
 
@@ -119,6 +122,41 @@ def test_the_option_chosen_is_the_likeliest_behind_the_prompt(study: Study, spea
         prompt = list(examples.examples[place].prompt)
         for (begin, end), option in zip(row.spans, ids, strict=True):
             assert float(nats_T[begin:end].sum()) == pytest.approx(nats(speaker, prompt, option), rel=1e-5)
+
+
+def test_completions_are_written_for_the_prompts_and_compared_with_the_right_ones(
+    study: Study, speaker: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four completions two are right, one has one word of two."""
+    right = [" deep water", " sea", " seven boats", " wave"]
+    lines = [
+        {"prompt": prompt, "completion": text, "options": [], "group": prompt}
+        for prompt, text in zip(PROMPTS, right, strict=False)
+    ]
+    raw = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    labels = open_input(artifact(tmp_path / "free", "labels", {"test.jsonl": raw}, options=[], test=4))
+    examples = Examples(labels, study.tokenizer, study.scratch, sequence=200, split="test", is_paired=True)
+    known = dict(zip(PROMPTS, [" deep water", "sea", " seven fish", " boat"], strict=False))
+    asked: dict[str, Any] = {}
+
+    def answers(model: Any, prompts: list[list[int]], *_: Any, **how: Any) -> list[str]:
+        asked.update(how)
+        return [known[study.vocabulary.decode(ids)] for ids in prompts]
+
+    monkeypatch.setattr("atelier.engine.inference.questions.answers", answers)
+    found = written(speaker.model, examples, speaker.vocabulary, advance=lambda _: None)
+    assert found == {"accuracy": 0.5, "f1": 0.625, "correct": ANY, "majority": 0.25}
+    longest = max(len(study.vocabulary.encode(text)) for text in right)
+    assert (asked["most"], asked["until"]) == (longest + 1, ())  # with the end
+
+
+def test_a_written_completion_is_what_the_model_says_to_the_prompt(
+    study: Study, speaker: Generator, tmp_path: Path
+) -> None:
+    said = [speaker.text(prompt, Sampling(max_tokens=8, temperature=0.0)) for prompt in PROMPTS[:4]]
+    prompts = [study.vocabulary.encode(prompt) for prompt in PROMPTS[:4]]
+    how: dict[str, Any] = {"most": 8, "until": (), "advance": lambda _: None}
+    assert answers(speaker.model, prompts, study.vocabulary, **how) == said
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,6 +1,7 @@
 """A soft prompt is tuned while the model stays unchanged, for every position and initial value."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from atelier.engine.plan.checks import check_teaching
 from tests.engine.labelled import labelled_setup
 from tests.engine.trainings import ONE, VOCAB, TrainingSetup, model, role, train
 
-PLACES = ("front", "middle", "back")
+PLACES = ("front", "middle", "back", (1, 2, 1))
 LENGTH = 4  # so that rows of examples are odd: ranks that share tokens have them padded
 ENCODER = EncDec(num_layers=2, hidden=32, num_heads=2, vocab=VOCAB)
 
@@ -89,6 +90,51 @@ def test_rows_of_tokens_begin_a_prompt(training_setup: TrainingSetup) -> None:
             assert torch.allclose(found, base[ids], atol=1e-6)
 
 
+def test_frequent_tokens_the_mask_and_the_mean_begin_a_prompt(training_setup: TrainingSetup) -> None:
+    base = load(training_setup.weights("base"))["embed.weight"]
+    lines = open_input(training_setup.inputs["labels"]).lines("train.jsonl", training_setup.folder)
+    letters = Counter("".join(str(cast(Any, line)["prompt"]) for line in lines))
+    most = [ord(letter) - ord("a") + 2 for letter, _ in letters.most_common(1)]
+    for how, row in {"frequent": base[most[0]], "mean": base.mean(0)}.items():
+        training_setup.train(tuning(training_setup, steps=1, name=how, lr=1e-9, first=how))
+        assert torch.allclose(load(training_setup.weights(how))["soft.weight"][0], row, atol=1e-6), how
+    with pytest.raises(ConfigError, match=r"tokenizer.specials: the vocabulary has no <\|mask\|>"):
+        training_setup.train(tuning(training_setup, steps=1, name="masked", first="mask"))
+
+
+@pytest.mark.parametrize(
+    ("length", "place", "counts"),
+    [
+        (10, (5, 5, 0), (5, 5, 0)),
+        (100, (33, 34, 33), (33, 34, 33)),
+        (4, (1, 1, 1), (2, 1, 1)),
+        (3, (98, 2, 0), (3, 0, 0)),
+        (7, "back", (0, 0, 7)),
+    ],
+)
+def test_a_place_of_parts_divides_the_vectors(length: int, place: Any, counts: tuple[int, ...]) -> None:
+    soft = SoftPrompt(length=length, place=place)
+    assert soft.counts() == counts
+    made = soft.put([7], [1, 2, 3], 90)
+    assert sorted(made) == sorted([7, 1, 2, 3, *range(90, 90 + length)])
+    assert [token for token in made if token >= 90] == [*range(90, 90 + length)]
+
+
+def test_a_place_is_written_in_one_way_and_its_old_names_mean_what_they_meant() -> None:
+    assert SoftPrompt(length=4, place=(3, 0, 0)) == SoftPrompt(length=4)
+    assert SoftPrompt(length=4, place=(2, 4, 2)).as_identity() == {"length": 4, "place": [1, 2, 1]}
+    assert Trainable(kind="prompt", place="back").as_identity() == {"kind": "prompt", "place": "back"}
+    with pytest.raises(ValueError, match="has no part above 0"):
+        SoftPrompt(place=(0, 0, 0))
+
+
+def test_a_mask_needs_an_encoder() -> None:
+    tuned = role(init="base", trainable=Trainable(kind="prompt", mask="both"))
+    shape = tuned.model.model_copy(update={"soft_prompt": SoftPrompt(length=4)})
+    with pytest.raises(ConfigError, match="hides tokens inside an encoder, but models of kind gpt"):
+        check_teaching({"model": tuned.model_copy(update={"model": shape})})
+
+
 def test_a_prompt_stopped_and_resumed_has_the_same_bits(training_setup: TrainingSetup) -> None:
     training_setup.train(tuning(training_setup, name="whole"))
     assert training_setup.train_in_pieces(tuning(training_setup, name="pieces"), 5) >= 2
@@ -127,8 +173,13 @@ def test_options_and_texts_are_behind_the_prompt_when_it_is_used(
     assert ids == [token for token in plain.batch([0])["tokens_BT"][0].tolist() if token != 1]
     where = [place for place, token in enumerate(row.tolist()) if token >= VOCAB]
     prompt = len(plain.examples[0].prompt)
-    begin = {"front": 0, "middle": prompt // 2, "back": prompt}[place]
-    assert where == list(range(begin, begin + LENGTH))
+    begins = {
+        "front": [0] * 4,
+        "middle": [prompt // 2] * 4,
+        "back": [prompt] * 4,
+        (1, 2, 1): [0, prompt // 2, prompt // 2, prompt],
+    }[place]
+    assert where == [begin + number for number, begin in enumerate(begins)]
     assert isinstance(spec, GPT) and spec.soft_prompt == soft
 
 

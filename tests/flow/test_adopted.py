@@ -186,7 +186,7 @@ def test_peft_reads_our_soft_prompt_on_the_exported_base(atelier: Atelier, tmp_p
     found = atelier.records("adapter", "guest/pretrained-0-adapter")
     [other] = [one for one in found if one["summary"].get("place") == "middle"]
     said = refused(atelier("export", other["fingerprint"][:16], str(tmp_path / "other")))
-    assert "stand at the middle of a prompt, but peft puts them in front" in said
+    assert "have place middle in a prompt, but peft puts them in front" in said
 
 
 def test_an_adapter_of_peft_comes_in_and_goes_out_with_its_bytes(

@@ -25,6 +25,11 @@ class ToVocabulary(GrowingSpec):
         description="nats by which new tokens' logits are lowered at the mean hidden state, to protect the"
         " old tokens",
     )
+    lowered: Literal["mean", "evenly"] = Field(
+        default="mean",
+        description="direction in which their rows are moved for that: of the mean hidden state; evenly ="
+        " that in which all hidden states are lowered most alike",
+    )
     tokens: int = Field(default=4096, ge=128, description="training tokens for the mean hidden state")
 
     tokenizer: str = Field(
@@ -64,3 +69,7 @@ class Growth(Spec):
     steps: int = Field(default=200, ge=1, description="steps of the training on both languages")
     experts_steps: int = Field(default=200, ge=1, description="steps of the training as a mixture of experts")
     vocabulary: ToVocabulary = Field(default=ToVocabulary(), description="rows of the new tokens")
+    scratch: bool = Field(
+        default=True,
+        description="also train the mixture from random weights, with the compute of all stages, to compare",
+    )

@@ -5,6 +5,7 @@ N tokens, X experts, S tokens of a group, C tokens of an expert
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.experts import MixedBlocks
@@ -38,9 +39,16 @@ class BaseRouter(MatrixRouter):
 
 
 def assigned(score_SX: Tensor, is_text_S: Tensor | None = None) -> Tensor:
-    """[S] the expert of each token; each expert gets S / X tokens. Padding may go to any expert."""
+    """[S] the expert of each token; each expert gets S / X tokens, rounded up. Padding may go to any expert;
+    it is added where X does not divide S.
+    """
+    size, missing = len(score_SX), -len(score_SX) % score_SX.shape[1]
     score_SX = score_SX.nan_to_num()  # the solver refuses NaN before the step's health is judged
-    return _solved(score_SX) if score_SX.device.type == "cpu" else auctioned(score_SX, is_text_S)
+    if missing:
+        is_text_S = score_SX.new_ones(size, dtype=torch.bool) if is_text_S is None else is_text_S
+        score_SX, is_text_S = F.pad(score_SX, (0, 0, 0, missing)), F.pad(is_text_S, (0, missing))
+    found_S = _solved(score_SX) if score_SX.device.type == "cpu" else auctioned(score_SX, is_text_S)
+    return found_S[:size]
 
 
 def _solved(score_SX: Tensor) -> Tensor:

@@ -225,3 +225,26 @@ def test_options_of_which_one_begins_another_are_told_apart_by_their_ends(worksh
 def test_more_shots_than_training_examples_are_refused(made, tmp_path):
     with pytest.raises(DataError, match="1000 solved examples were requested"):
         _examples(made, tmp_path, split="test", shots=1000)
+
+
+@pytest.fixture
+def free(workshop, poems, tmp_path):
+    """(labels, tokenizer): 60 examples whose completions are free text of different lengths."""
+    path = tmp_path / "free.jsonl"
+    lines = [{"prompt": f"poem {n}:", "completion": " sea" * (1 + n % 5) + f" {n}"} for n in range(60)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return workshop.labels(Labels(source=str(path), free=True)), workshop.tokenizer(workshop.corpus(poems))
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_free_text_is_learned_with_its_end_and_its_prompt_alone_is_asked(free, tmp_path, workshop, is_paired):
+    examples = Examples(*free, tmp_path, sequence=64, is_paired=is_paired)
+    vocabulary = Vocabulary.of(free[1], tmp_path)
+    batch = examples.batch(range(len(examples)))
+    by_prompt = {line["prompt"]: line["completion"] for line in workshop.lines(free[0], "train.jsonl")}
+    assert examples.is_free and examples.has_ends and len(examples) == len(by_prompt)
+    for row in range(len(examples)):
+        labels = batch["labels_BT"][row]
+        scored = labels[labels != -100].tolist()
+        assert scored[-1] == vocabulary.end_id
+        assert vocabulary.decode(scored) == by_prompt[vocabulary.decode(examples.asked(row))]

@@ -276,3 +276,42 @@ def test_a_labels_file_that_changed_since_planning_is_refused(workshop, tmp_path
     path.write_text(path.read_text() + "\n")
     with pytest.raises(DataError, match="changed since"):
         workshop.labels(Labels(source=str(path)), files)
+
+
+NAMED = '''
+class Boat:
+    def __init__(self):
+        """Build it."""
+    def readHTTPLine2(self):
+        """Give the next line."""
+    def set_sail(self):
+        """As set_sail does."""
+    def close(self):
+        """Close it."""
+'''
+
+
+def test_completions_of_free_text_are_the_words_of_names_that_the_docstring_does_not_hold(
+    workshop, some_files, monkeypatch
+):
+    found = [("x.py", each) for each in docstrings(NAMED, "x.py")]
+    place = "atelier.engine.data.label"
+    monkeypatch.setattr(f"{place}.docstrings", lambda files, reader: found)
+    monkeypatch.setattr(f"{place}.split_of", lambda groups, *_: dict.fromkeys(groups, "held_out"))
+    labels = workshop.labels(Labels(task="name"), some_files)
+    lines = workshop.lines(labels, "test.jsonl")
+    assert [(e["prompt"], e["completion"]) for e in lines] == [
+        ("Close it.\n\nName:", " close"),
+        ("Give the next line.\n\nName:", " read http line 2"),
+    ]
+    assert all(e["options"] == [] for e in lines) and labels.record.summary["options"] == []
+
+
+def test_more_completions_than_options_allow_are_free_text_if_asked(workshop, tmp_path):
+    rows = [{"prompt": f"number {n}", "completion": f" is {n}"} for n in range(200)]
+    path = str(_written(tmp_path, *rows))
+    with pytest.raises(DataError, match="at most 64 can be scored as options"):
+        workshop.labels(Labels(source=path))
+    found = workshop.labels(Labels(source=path, free=True))
+    assert found.record.summary["train"] + found.record.summary["test"] == 200
+    assert "free" not in Labels(source=path).as_identity()

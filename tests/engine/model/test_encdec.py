@@ -167,6 +167,30 @@ def test_a_prompt_of_cpm_2_has_the_published_number_of_weights() -> None:
     assert learned == 409_600 and 100 * learned / bare.num_params() == pytest.approx(0.0037, abs=5e-5)
 
 
+@pytest.mark.parametrize("mask", ["none", "prompt_to_text", "text_to_prompt", "both"])
+def test_a_mask_hides_the_prompt_and_the_text_from_each_other_in_the_encoder(mask: Any) -> None:
+    """Which states of the last encoder block change with a token of the text, and with a vector."""
+    model, batch = model_of(soft_prompt=SoftPrompt(length=3, mask=mask)), rows([9], [4])
+    batch["encoder_tokens_BU"][0, 3:6] = torch.tensor([V, V + 1, V + 2])
+    is_soft_U = batch["encoder_tokens_BU"][0] >= V
+
+    def states() -> Tensor:
+        with torch.inference_mode():
+            return model.through(model.enter(batch), model.shared(batch))[0]["memory_BUD"][0]
+
+    before = states()
+    with torch.no_grad():
+        model.soft.weight[1] += 1
+    of_vector = (states() != before).any(-1)
+    with torch.no_grad():
+        model.soft.weight[1] -= 1
+    batch["encoder_tokens_BU"][0, 0] = (batch["encoder_tokens_BU"][0, 0] + 1) % V
+    of_text = (states() != before).any(-1)
+    assert of_vector[is_soft_U].all() and of_text[~is_soft_U].all()
+    assert of_vector[~is_soft_U].any() == (mask in ("none", "prompt_to_text"))
+    assert of_text[is_soft_U].any() == (mask in ("none", "text_to_prompt"))
+
+
 def test_dropout_is_a_function_of_the_keys_of_each_side() -> None:
     model, batch = model_of(dropout=0.3).train(), rows([20], [15])
     keyed = batch | {"noise_BT": batch["positions_BT"] + 7, "encoder_noise_BU": batch["encoder_positions_BU"]}

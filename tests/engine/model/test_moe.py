@@ -286,6 +286,13 @@ def test_frozen_experts_compute_no_gradients_of_weights(monkeypatch: pytest.Monk
     assert torch.equal(x_PD.grad, wanted[0])
 
 
+@pytest.mark.parametrize("size", [9, 11, 3, 1])
+def test_tokens_that_the_experts_do_not_divide_are_assigned_as_evenly_as_they_can(size: int) -> None:
+    scores = torch.randn(size, 4, generator=torch.Generator().manual_seed(size))
+    found = assigned(scores)
+    assert len(found) == size and found.bincount(minlength=4).max() == -(-size // 4)
+
+
 def test_a_score_that_is_no_number_is_left_to_the_loss() -> None:
     scores = torch.randn(8, 4)
     scores[3] = float("nan")
