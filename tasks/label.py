@@ -4,6 +4,7 @@ import sys
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
+from atelier.engine.config import generated
 from atelier.engine.config.task.prepare import LabelConfig
 from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one
@@ -24,7 +25,7 @@ def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> 
     if is_stdlib(labels.source):
         labels = labels.model_copy(update={"max_chars": labels.most_chars})
     identity: dict[str, Json] = {k: v for k, v in labels.as_identity().items() if k != "source"}
-    identity |= identity_of(files)
+    identity |= identity_of(files) | generated.identity_of(labels.source)
     if is_stdlib(labels.source):
         identity["python"] = sys.version
     return declare_one(

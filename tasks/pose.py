@@ -88,6 +88,26 @@ def pose_held_out(corpus: Reference, settings: Pose) -> Reference:
     )
 
 
+def pose_answered(chats: Reference, settings: Pose, *, name: str, most: int) -> Reference:
+    """The held-out prompts of rendered conversations (with their pairs) as a set of free answers, of at most
+    `most` tokens.
+    """
+    limit = settings.max_questions
+    return declare_one(
+        "pose",
+        KIND,
+        {"chats": chats},
+        name=name,
+        version=VERSION,
+        node=f"pose.{name}",
+        identity={"form": "answered", "max_questions": limit, "max_tokens": most},
+        origin={"form": "tune.chats", "max_questions": "pose.max_questions", "max_tokens": "tune.sequence"},
+        config=PoseConfig(
+            name=name, form="answered", source={}, files={}, max_questions=limit, max_tokens=most
+        ),
+    )
+
+
 def pose_all(words: Sequence[str], settings: Pose, *, place: str = "evals") -> dict[str, Reference]:
     """All sets of these sources by name: one for each number of solved examples and each draw. Raises
     ConfigError for two sets of one name.
