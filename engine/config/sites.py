@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Given, Spec
+from atelier.engine.config.base import Given, JsonObject, Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.site_name import SiteName
@@ -26,6 +26,9 @@ class Sites(Spec):
         default={},
         description="rate of the link to another site, Mbit/s each way, for plans; missing = this site's"
         " agent's last measurement",
+    )
+    link: JsonObject = Field(
+        default={}, description="what train.link has unless given, if all sites train one model"
     )
     loopback: bool = Field(
         default=False,

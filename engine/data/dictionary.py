@@ -35,6 +35,6 @@ def learned_dictionary(pairs: Sequence[Pair]) -> dict[str, str]:
             best[ours] = (share, theirs)
     explained = {word: count for word, count in totals.items() if word != NOTHING} if pairs else {}
     return {
-        word: theirs if explained.get(word, 0.0) >= occurs[word] / 2 else NOTHING
+        word: theirs if explained.get(word, 0.0) >= occurs[word] / 4 else NOTHING
         for word, (_, theirs) in best.items()
     }

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Data, Finetune, Score, Tokenizer, is_stdlib
 from atelier.engine.config.divisors import divisors, largest_divisor
+from atelier.engine.config.detect import Detect
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
 from atelier.engine.config.parallel import InferenceLayout, Parallel
@@ -260,9 +261,10 @@ def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
     tuning: Finetune | None = getattr(arguments, "finetune", None)
     if tuning is not None:
         yield "finetune.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
-    tune: Tune | None = getattr(arguments, "tune", None)
-    if tune is not None:
-        yield "tune.optim.schedule", tune.optim.schedule, 0, tune.steps
+    for name, kind in (("detect", Detect), ("tune", Tune)):
+        section = getattr(arguments, name, None)
+        if isinstance(section, kind):
+            yield f"{name}.optim.schedule", section.optim.schedule, 0, section.steps
 
 
 def _gives(text: str, key: str) -> bool:
