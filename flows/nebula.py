@@ -23,7 +23,6 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import Text, corpus, extras
-from atelier.infra.dag import Reference
 from atelier.tasks.examine import examine as examine_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.pose import pose_answered

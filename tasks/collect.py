@@ -3,9 +3,9 @@
 import sys
 from unicodedata import unidata_version
 
+from atelier.engine.config import generated
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.data import Source, is_stdlib, stdlib_part
-from atelier.engine.config import generated
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.task.curation import CollectConfig
 from atelier.engine.io.machine import versions

@@ -2,8 +2,8 @@
 
 import sys
 
-from atelier.engine.config.data import Data, Source, is_stdlib, stdlib_part
 from atelier.engine.config import generated
+from atelier.engine.config.data import Data, Source, is_stdlib, stdlib_part
 from atelier.engine.config.task.prepare import CurateConfig
 from atelier.engine.io.source_files import WEB_LIBRARY, files_of
 from atelier.infra.dag import Reference, declare_one, of_source

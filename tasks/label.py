@@ -2,9 +2,9 @@
 
 import sys
 
+from atelier.engine.config import generated
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
-from atelier.engine.config import generated
 from atelier.engine.config.task.prepare import LabelConfig
 from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one

@@ -2,10 +2,10 @@
 
 import sys
 
+from atelier.engine.config import generated
 from atelier.engine.config.base import Json
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import is_stdlib
-from atelier.engine.config import generated
 from atelier.engine.config.task.prepare import RenderConfig
 from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Reference, declare_one
@@ -24,7 +24,8 @@ def render(
     pairs: bool = False,
 ) -> Reference:
     """Rows have at most `sequence` tokens, and the next one. `place`, `length`: configuration keys of the
-    chats and of the sequence, for errors. `pairs`: keep the texts of prompts and answers, for `pose_answered`.
+    chats and of the sequence, for errors. `pairs`: keep the texts of prompts and answers, which
+    `pose_answered` reads.
     """
     files = contents_of(files_of(chats, f"{place}.source"))
     identity: dict[str, Json] = {k: v for k, v in chats.as_identity().items() if k != "source"}
@@ -41,5 +42,7 @@ def render(
         version=VERSION,
         identity=identity,
         origin=origin | {"sequence": length},
-        config=RenderConfig(chats=chats, sequence=sequence, files=tuple(files), place=place, length=length, pairs=pairs),
+        config=RenderConfig(
+            chats=chats, sequence=sequence, files=tuple(files), place=place, length=length, pairs=pairs
+        ),
     )

@@ -92,7 +92,6 @@ class Source(Spec):
         plain = [part for part in path.split("/") if part.strip(".") and not set(part) & set("*?[]{}")]
         return printable(plain[-1].partition(".")[0] or plain[-1], 40) if plain else "text"
 
-
     @model_validator(mode="after")
     def _is_one_language(self) -> "Source":
         if is_generated(self.source):
@@ -115,7 +114,8 @@ class Data(Source):
     assignment: Assignment = Field(
         default="blocks",
         description="blocks: shares rounded in blocks of 4096 samples; exact: every prefix within one sample"
-        " of each share",
+        " of each share; batches: in every step, the rows of a source together, in the order of their names:"
+        " sites that share the rows of a step each read a source of their own",
     )
     written: Written = Field(default=Written(), description="training text written by a finished model")
     taggers: dict[str, Tagger] = Field(

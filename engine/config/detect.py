@@ -25,5 +25,5 @@ class Detect(Spec):
         if not any(type(spec).needs_teacher for spec in self.objective.values()):
             raise ValueError("objective: none learns from the generator; add one of kind replaced")
         if not any(type(spec).predicts for spec in self.objective.values()):
-            raise ValueError("objective: none predicts tokens, which the next training needs; add one of kind lm")
+            raise ValueError("objective: none predicts tokens, as the next training does; add one of kind lm")
         return self

@@ -59,7 +59,7 @@ def generated(source: str, num_languages: int) -> Generated:
         what = "one language" if num_languages == 1 else "two languages, to translate from and into"
         raise ValueError(f"{source}: give {what}, such as {PREFIX}{known}")
     if len(numbers) > 2 or not all(each.isascii() and each.isdigit() for each in numbers):
-        raise ValueError(f"{source}: behind the language come the number of texts and of the world, {known},300,1")
+        raise ValueError(f"{source}: give the number of texts and the world as in {PREFIX}{known},300,1")
     number, world = (*map(int, numbers), *(NUMBER, WORLD)[len(numbers) :])
     if not 0 < number <= MOST:
         raise ValueError(f"{source}: give 1 to {MOST} texts")

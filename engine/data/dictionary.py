@@ -1,4 +1,4 @@
-"""Learn a dictionary of single words from translated sentences: IBM model 1 (Brown et al., 1993, section 4.1)."""
+"""Learn a dictionary of words from translated sentences: IBM model 1 (Brown et al., 1993, section 4.1)."""
 
 from collections import defaultdict
 from collections.abc import Sequence

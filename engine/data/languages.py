@@ -8,10 +8,10 @@ sov (subject, object, verb): the place is first; adjectives follow nouns and agr
 number; objects have a case ending; a verb agrees with the gender of its object and ends with its tense; the
 negation is last.
 
-Some words of svo have two translations. A noun of two meanings has one with verbs of one class, the other with
-the rest; a verb of two meanings has one with living objects, the other with things. Proper names are the same
-in both languages. A world (its seed) has the words; the meanings of texts are drawn from it. Only Python's
-`random.random`, whose numbers no version changes, is used.
+Some words of svo have two translations. A noun of two meanings has one with verbs of one class, the other
+with the rest; a verb of two meanings has one with living objects, the other with things. Proper names are the
+same in both languages. A world (its seed) has the words; the meanings of texts are drawn from it. Only
+Python's `random.random`, whose numbers no version changes, is used.
 """
 
 import hashlib

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Data, Finetune, Score, Tokenizer, is_stdlib
-from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.detect import Detect
+from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
 from atelier.engine.config.parallel import InferenceLayout, Parallel

@@ -103,7 +103,10 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
     train = section_of(document.get("train"))
     link, batch = section_of(train.get("link")), train.get("global_batch")
     if not any(map(link.get, KINDS)) and not sites.at and isinstance(batch, int):
-        link = {**{key: one for key, one in sites.link.items() if key != "choose" or "codec" not in link}, **link}
+        link = {
+            **{key: one for key, one in sites.link.items() if key != "choose" or "codec" not in link},
+            **link,
+        }
         every = {} if "every" in link else {"every": interval(train, link)}
         result["train"] = {**train, "link": {**link, **every, "rows": {**shares(batch, sites.names)}}}
     other = next(name for name in sites.names if name != here.name)
