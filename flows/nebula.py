@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from atelier.engine.config.base import Spec, parse
 from atelier.engine.config.data import Data, Score, Tokenizer
 from atelier.engine.config.detect import DETECTOR, GENERATOR, Detect
-from atelier.engine.config.evaluation_set import Pose
 from atelier.engine.config.exam import Examine
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.parallel import Parallel
@@ -46,7 +45,6 @@ def nebula(
     tune: Tune,
     parallel: Parallel,
     score: Score,
-    pose: Pose,
     examine: Examine,
 ) -> None:
     text = corpus(data, tokenizer)
@@ -88,7 +86,7 @@ def nebula(
     extract_adapters(tuned, low_rank({**roles, **alone}, begun | dict.fromkeys(alone, pretrained)))
 
     models = {PRETRAINED: pretrained, **detecting, **tuned}
-    sets = {QUESTIONS: pose_answered(chats, pose, name=QUESTIONS, most=tune.answer)}
+    sets = {QUESTIONS: pose_answered(chats, name=QUESTIONS, limit=tune.asked, most=tune.answer)}
     exams = {
         name: examine_model(each, sets, examine, trained=tune.sequence)[QUESTIONS]
         for name, each in tuned.items()

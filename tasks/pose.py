@@ -88,11 +88,10 @@ def pose_held_out(corpus: Reference, settings: Pose) -> Reference:
     )
 
 
-def pose_answered(chats: Reference, settings: Pose, *, name: str, most: int) -> Reference:
-    """The held-out prompts of rendered conversations (with their pairs) as a set of free answers, of at most
-    `most` tokens.
+def pose_answered(chats: Reference, *, name: str, limit: int, most: int) -> Reference:
+    """The first `limit` held-out prompts of rendered conversations (with their pairs) as a set of free
+    answers, of at most `most` tokens.
     """
-    limit = settings.max_questions
     return declare_one(
         "pose",
         KIND,
@@ -101,7 +100,7 @@ def pose_answered(chats: Reference, settings: Pose, *, name: str, most: int) -> 
         version=VERSION,
         node=f"pose.{name}",
         identity={"form": "answered", "max_questions": limit, "max_tokens": most},
-        origin={"form": "tune.chats", "max_questions": "pose.max_questions", "max_tokens": "tune.sequence"},
+        origin={"form": "tune.chats", "max_questions": "tune.asked", "max_tokens": "tune.answer"},
         config=PoseConfig(
             name=name, form="answered", source={}, files={}, max_questions=limit, max_tokens=most
         ),

@@ -9,6 +9,8 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.site_name import SiteName
 
+Rate = Annotated[float, Field(gt=0)]
+
 
 class Sites(Spec):
     """The sites of one run; no names = this site alone. sites=[a,b] is short for the names."""
@@ -22,10 +24,11 @@ class Sites(Spec):
     parallel: dict[SiteName, Parallel] = Field(
         default={}, description="layout at another site; missing = chosen there"
     )
-    mbps: dict[SiteName, Annotated[float, Field(gt=0)]] = Field(
+    mbps: dict[SiteName, Rate] | Rate = Field(
         default={},
         description="rate of the link to another site, Mbit/s each way, for plans; missing = this site's"
-        " agent's last measurement",
+        " agent's last measurement. One number: of all links of a trial on loopback, whose agents send no"
+        " faster",
     )
     link: JsonObject = Field(
         default={}, description="what train.link has unless given, if all sites train one model"
@@ -46,13 +49,26 @@ class Sites(Spec):
             raise ValueError(f"{self.listed} has a name twice")
         if len(self.names) == 1:
             raise ValueError(f"{self.listed}: a run at one site needs no sites")
-        asked = {f"sites.at.{task}": site for task, site in self.at.items()}
-        asked |= {f"sites.{key}": site for key in ("parallel", "mbps") for site in getattr(self, key)}
-        for place, site in asked.items():
+        named = [(f"sites.at.{task}", site) for task, site in self.at.items()]
+        named += [("sites.parallel", site) for site in self.parallel]
+        named += [("sites.mbps", site) for site in ({} if isinstance(self.mbps, float) else self.mbps)]
+        for place, site in named:
             if site not in self.names:
                 known = f"sites: {self.listed}" if self.names else "name them with sites=[a,b]"
                 raise ConfigError(place, f"{site} is not one of the sites", known)
         return self
+
+    @property
+    def limit(self) -> float:
+        """Mbit/s that agents of a trial on loopback send at most; 0 = no limit."""
+        return self.mbps if self.loopback and isinstance(self.mbps, float) else 0.0
+
+    @property
+    def rates(self) -> dict[SiteName, float]:
+        """The given rates of links, Mbit/s, by the other site."""
+        if not isinstance(self.mbps, float):
+            return self.mbps
+        return dict.fromkeys(self.names, self.mbps) if self.loopback else {}
 
     @property
     def listed(self) -> str:

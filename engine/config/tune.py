@@ -25,7 +25,8 @@ class Tune(Spec):
     )
     steps: Count = Field(description="steps of both models, train.global_batch rows each")
     sequence: Count = Field(description="tokens per row; longer rows are left out")
-    answer: Count = Field(default=64, description="most tokens of an answer when the models are asked")
+    asked: Count = Field(default=200, description="held-out prompts that the models are asked, at most")
+    answer: Count = Field(default=64, description="most tokens of an answer to such a prompt")
 
     @model_validator(mode="after")
     def _fits(self) -> "Tune":

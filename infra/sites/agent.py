@@ -27,6 +27,7 @@ from atelier.infra.sites.loops import Loops, RepeatedJob
 from atelier.infra.sites.meetings import Meetings
 from atelier.infra.sites.messages import Messages, ProgressItems
 from atelier.infra.sites.notes import Notes
+from atelier.infra.sites.pace import Pace
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies
 from atelier.infra.sites.refusals import Refusals
@@ -43,9 +44,11 @@ ALL, ROUNDS, NOTES = (
 
 
 class Agent:
-    """The agent of the site of `keys`, for the mailbox folder `mailbox`."""
+    """The agent of the site of `keys`, for the mailbox folder `mailbox`. `mbps`: most Mbit/s that it sends;
+    0 = no limit.
+    """
 
-    def __init__(self, keys: Keys, mailbox: str) -> None:
+    def __init__(self, keys: Keys, mailbox: str, mbps: float = 0.0) -> None:
         self.keys, self.site = keys, keys.card.site
         self._audit = audit = Audit(keys.folder / AUDIT)
         self._hourly, self._refusals = Hourly(keys.folder, audit), Refusals()
@@ -63,7 +66,7 @@ class Agent:
             self._meetings,
             self._signing,
         )
-        self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals)
+        self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals, Pace(mbps))
         calls = Calls(keys)
         # each thread of a peer has its own connection, so that one failure breaks off no other call
         self._channels, self._for_rounds, self._for_notes = (
