@@ -1,4 +1,4 @@
-"""A limit of the bytes that an agent sends in a second, for links that others share or a trial of a slow one."""
+"""Limit the bytes that an agent sends in a second, for a link that others share or to try a slow one."""
 
 import threading
 import time
