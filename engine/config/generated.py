@@ -1,6 +1,6 @@
 """Names of generated text: two small languages that need no files (engine/data/languages.py). Torch-free.
 
-`languages:svo,300,1` is 300 texts in the language svo, of world 1. Of prompts and answers `languages:svo-sov`
+`languages:svo:300:1` is 300 texts in the language svo, of world 1. Of prompts and answers `languages:svo-sov`
 is sentences of svo with their translations into sov.
 """
 
@@ -47,7 +47,7 @@ def generated(source: str, num_languages: int) -> Generated:
     """What the source names. Raises ValueError for other than `num_languages` known languages, and for a
     number of texts or a world that is none.
     """
-    name, *numbers = (part.strip() for part in source.removeprefix(PREFIX).split(","))
+    name, *numbers = (part.strip() for part in source.removeprefix(PREFIX).split(":"))
     languages = tuple(name.split("-"))
     known = "-".join(LANGUAGES[:num_languages])
     for language in languages:
@@ -59,7 +59,7 @@ def generated(source: str, num_languages: int) -> Generated:
         what = "one language" if num_languages == 1 else "two languages, to translate from and into"
         raise ValueError(f"{source}: give {what}, such as {PREFIX}{known}")
     if len(numbers) > 2 or not all(each.isascii() and each.isdigit() for each in numbers):
-        raise ValueError(f"{source}: give the number of texts and the world as in {PREFIX}{known},300,1")
+        raise ValueError(f"{source}: give the number of texts and the world as in {PREFIX}{known}:300:1")
     number, world = (*map(int, numbers), *(NUMBER, WORLD)[len(numbers) :])
     if not 0 < number <= MOST:
         raise ValueError(f"{source}: give 1 to {MOST} texts")
@@ -70,5 +70,5 @@ def identity_of(source: str) -> dict[str, Json]:
     """The identity of generated text beside its (no) files; nothing for other sources."""
     if not is_generated(source):
         return {}
-    languages = source.removeprefix(PREFIX).partition(",")[0].split("-")
+    languages = source.removeprefix(PREFIX).partition(":")[0].split("-")
     return generated(source, len(languages)).as_identity()

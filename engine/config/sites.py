@@ -59,6 +59,11 @@ class Sites(Spec):
         return self
 
     @property
+    def needs_names(self) -> bool:
+        """Whether something is given that means nothing without sites; defaults of links may stand."""
+        return bool(self.at or self.parallel or self.loopback or (self.mbps and self.mbps is self.rates))
+
+    @property
     def limit(self) -> float:
         """Mbit/s that agents of a trial on loopback send at most; 0 = no limit."""
         return self.mbps if self.loopback and isinstance(self.mbps, float) else 0.0
