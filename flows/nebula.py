@@ -10,7 +10,7 @@ atelier nebula experiment=tiny
 from collections.abc import Mapping
 
 from atelier.engine.config.base import Spec, parse
-from atelier.engine.config.data import Data, Score, Tokenizer
+from atelier.engine.config.data import Data, Score, Tokenizer, Transfer
 from atelier.engine.config.detect import DETECTOR, GENERATOR, Detect
 from atelier.engine.config.exam import Examine
 from atelier.engine.config.extensions import kinds_of
@@ -22,8 +22,12 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import Text, corpus, extras
+from atelier.flows.labelled import scored
+from atelier.infra.dag import Reference
 from atelier.tasks.examine import examine as examine_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
+from atelier.tasks.finetune import finetune as tune_on_labels
+from atelier.tasks.label import label
 from atelier.tasks.pose import pose_answered
 from atelier.tasks.register import register
 from atelier.tasks.render import render
@@ -43,6 +47,7 @@ def nebula(
     train: Train,
     detect: Detect,
     tune: Tune,
+    transfer: Transfer,
     parallel: Parallel,
     score: Score,
     examine: Examine,
@@ -98,6 +103,8 @@ def nebula(
         tokens=text.tokens[SOURCE],
         tokenizer=text.tokenizer,
     )
+    if DETECTOR in detecting:
+        scores |= transferred(detecting[DETECTOR], detect.detector, text, transfer, train, parallel, score)
     report(
         models,
         scores,
@@ -107,6 +114,34 @@ def nebula(
         exams=exams,
     )
     register(models, scores)
+
+
+def transferred(
+    model: Reference,
+    spec: Model,
+    text: Text,
+    transfer: Transfer,
+    train: Train,
+    parallel: Parallel,
+    score: Score,
+) -> dict[str, Reference]:
+    """Scores of the model, and of the same network from random weights, tuned on pairs of sentences in one
+    language: in that language, and in others.
+    """
+    examples = label(transfer.labels, section="transfer")
+    tuned = tune_on_labels(
+        model, spec, settings=transfer, train=train, labels=examples, tokenizer=text.tokenizer,
+        parallel=parallel, section="transfer",
+    )  # fmt: skip
+    others = {
+        name: label(other, name=name, tuned=examples, section="transfer")
+        for name, other in transfer.also.items()
+    }
+    return scored(
+        DETECTOR, tuned, {"": examples, **others},
+        settings=score.model_copy(update={"sequence": transfer.sequence}), tokens=None,
+        tokenizer=text.tokenizer, name="score.transfer",
+    )  # fmt: skip
 
 
 def read(text: Text, roles: Mapping[str, Role]) -> dict[str, object]:

@@ -43,21 +43,22 @@ def finetune(
     labels: Reference,
     tokenizer: Reference,
     parallel: Parallel,
+    section: str = "finetune",
 ) -> dict[str, Reference]:
     """Models by key `pretrained-<draw>` and `scratch-<draw>`. One gang trains all of them, one after
-    another. Rows of padding fill a batch that the layout does not divide.
+    another. Rows of padding fill a batch that the layout does not divide. `section`: that of the settings.
 
     Raises ConfigError for settings, or a layout, that the model does not support.
     """
     tuning = tuning_of(settings, train)
     roles = {key: role_of(key, spec, settings) for key in _keys(settings)}
-    check_trainable("finetune.", roles["pretrained-0"])
+    check_trainable(f"{section}.", roles["pretrained-0"])
     for asked in sections_of(tuning).values() if settings.scratch else ():
         asked.check_scratch()
     tuning = Train.model_validate(tuning.model_dump())
-    check_extensions(parallel, {"": roles["pretrained-0"]}, tuning, prefix="finetune.")
+    check_extensions(parallel, {"": roles["pretrained-0"]}, tuning, prefix=f"{section}.")
     check_sizes(parallel, roles, tuning)
-    settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
+    settings.optim.schedule.check_floor(0, tuning.num_steps, f"{section}.optim.schedule")
     config: dict[str, Json] = {
         "train": tuning.model_dump(mode="json"),
         "name": model.name,
@@ -77,7 +78,7 @@ def finetune(
     feeds = {key: feed_of(node, key) for key in roles}
     roles, _, segments = unpack(node)
     products = {
-        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key], tuning)
+        key: _product(f"{model.name}/{key}", roles[key].model, segments[key], feeds[key], tuning, section)
         for key in roles
     }
     return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
@@ -172,17 +173,19 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
     return config.roles, config.train, segments
 
 
-def _product(name: str, spec: ModelSpec, segments: list[Segment], feed: Feed, train: Train) -> Product:
-    product = model_product(name, spec, segments, feed, train, "finetune.")
+def _product(
+    name: str, spec: ModelSpec, segments: list[Segment], feed: Feed, train: Train, section: str
+) -> Product:
+    product = model_product(name, spec, segments, feed, train, f"{section}.")
     moved = {
-        "num_labels": "finetune.num_labels",
-        "draw": "finetune.draws",
-        "horizon": "finetune.epochs",
-        "step": "finetune.epochs",
+        "num_labels": f"{section}.num_labels",
+        "draw": f"{section}.draws",
+        "horizon": f"{section}.epochs",
+        "step": f"{section}.epochs",
     }
     moved |= {
-        "global_batch": "finetune.batch",
-        "sequence": "finetune.sequence",
+        "global_batch": f"{section}.batch",
+        "sequence": f"{section}.sequence",
         "model": "model",
         "seed": "train.seed",
     }

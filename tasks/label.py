@@ -16,11 +16,12 @@ VERSION = (
 MODULE = "atelier.engine.prepare"
 
 
-def label(labels: Labels, *, name: str = "", tuned: Reference | None = None) -> Reference:
+def label(labels: Labels, *, name: str = "", tuned: Reference | None = None, section: str = "") -> Reference:
     """The examples of `finetune.labels`; with a `name` those of `also.<name>`, whose options are those of the
-    examples that are `tuned` on.
+    examples that are `tuned` on. `section`: the section that has both, '' = as here.
     """
-    place = f"also.{name}" if name else "finetune.labels"
+    place = f"also.{name}" if name else f"{'' if section else 'finetune.'}labels"
+    place = f"{section}.{place}" if section else place
     files = contents_of(files_of(labels, f"{place}.source"))
     if is_stdlib(labels.source):
         labels = labels.model_copy(update={"max_chars": labels.most_chars})

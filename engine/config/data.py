@@ -314,6 +314,14 @@ class Finetune(Spec):
         return max(1, self.epochs * self.num_labels // self.batch)
 
 
+class Transfer(Finetune):
+    """Fine-tuning on examples, with scores on other ones too."""
+
+    also: dict[ExamplesName, Labels] = Field(
+        default={}, description="more examples to score on, by name; their options must be those of `labels`"
+    )
+
+
 class Score(InferenceLayout):
     max_tokens: int = Field(default=200_000, ge=256, description="held-out tokens to score")
     max_examples: int = Field(default=600, ge=2, description="test examples to score")
