@@ -8,12 +8,14 @@ atelier nebula experiment=tiny
 """
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 from atelier.engine.config.base import Spec, parse
 from atelier.engine.config.data import Data, Score, Tokenizer, Transfer
 from atelier.engine.config.detect import DETECTOR, GENERATOR, Detect
 from atelier.engine.config.exam import Examine
 from atelier.engine.config.extensions import kinds_of
+from atelier.engine.config.mixture import Phase, Sharing
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
@@ -35,6 +37,7 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
 
+PATH_ONLY = "path only: these trainings are too short for their scores to say anything about the models"
 PRETRAINED, SOURCE, QUESTIONS = "pretrained", "main", "translation"
 
 
@@ -112,6 +115,7 @@ def nebula(
         teachers={STUDENT: TEACHER} if STUDENT in tuned else {},
         controls={STUDENT: control_of(STUDENT)} if alone else {},
         exams=exams,
+        note=PATH_ONLY if tune.path_only else "",
     )
     register(models, scores)
 
@@ -144,8 +148,19 @@ def transferred(
     )  # fmt: skip
 
 
-def read(text: Text, roles: Mapping[str, Role]) -> dict[str, object]:
+class Reading(TypedDict):
     """What a pretraining reads."""
+
+    tokens: dict[str, Reference]
+    weights: dict[str, float]
+    phases: dict[str, Phase]
+    sharing: Sharing
+    tokenizer: Reference
+    extras: dict[str, dict[str, Reference]]
+
+
+def read(text: Text, roles: Mapping[str, Role]) -> Reading:
+    """What a pretraining of these roles reads."""
     return {
         "tokens": text.tokens,
         "weights": text.weights,
@@ -181,7 +196,7 @@ def teacher_and_student(tune: Tune, small: Model, large: Model) -> dict[str, Rol
     student = {
         "model": small,
         "objective": tune.objective,
-        "optim": tune.optim,
+        "optim": tune.student_optim,
         "trainable": tune.trainable,
         "teacher": TEACHER,
         "attach": "replay",

@@ -51,7 +51,7 @@ class Sites(Spec):
             raise ValueError(f"{self.listed}: a run at one site needs no sites")
         named = [(f"sites.at.{task}", site) for task, site in self.at.items()]
         named += [("sites.parallel", site) for site in self.parallel]
-        named += [("sites.mbps", site) for site in ({} if isinstance(self.mbps, float) else self.mbps)]
+        named += [("sites.mbps", site) for site in (self.mbps if isinstance(self.mbps, dict) else ())]
         for place, site in named:
             if site not in self.names:
                 known = f"sites: {self.listed}" if self.names else "name them with sites=[a,b]"
@@ -61,17 +61,17 @@ class Sites(Spec):
     @property
     def needs_names(self) -> bool:
         """Whether something is given that means nothing without sites; defaults of links may stand."""
-        return bool(self.at or self.parallel or self.loopback or (self.mbps and self.mbps is self.rates))
+        return bool(self.at or self.parallel or self.loopback or (self.mbps and isinstance(self.mbps, dict)))
 
     @property
     def limit(self) -> float:
         """Mbit/s that agents of a trial on loopback send at most; 0 = no limit."""
-        return self.mbps if self.loopback and isinstance(self.mbps, float) else 0.0
+        return 0.0 if isinstance(self.mbps, dict) or not self.loopback else self.mbps
 
     @property
     def rates(self) -> dict[SiteName, float]:
         """The given rates of links, Mbit/s, by the other site."""
-        if not isinstance(self.mbps, float):
+        if isinstance(self.mbps, dict):
             return self.mbps
         return dict.fromkeys(self.names, self.mbps) if self.loopback else {}
 

@@ -19,7 +19,8 @@ class Tune(Spec):
     objective: dict[str, Objective] = Field(
         description="objectives of the student; the teacher has those without a teacher"
     )
-    optim: Optim = Field(description="optimiser of both models")
+    optim: Optim = Field(description="optimiser of the teacher")
+    student_optim: Optim = Field(description="optimiser of the student; an adapter needs a higher rate")
     trainable: Trainable = Field(
         default=Trainable(kind="lora"), description="what is trained of the student: an adapter, or all"
     )
@@ -27,6 +28,9 @@ class Tune(Spec):
     sequence: Count = Field(description="tokens per row; longer rows are left out")
     asked: Count = Field(default=200, description="held-out prompts that the models are asked, at most")
     answer: Count = Field(default=64, description="most tokens of an answer to such a prompt")
+    path_only: bool = Field(
+        default=False, description="the run is to show that the path works; the report says so of its scores"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> "Tune":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
 import numpy as np
 
@@ -113,7 +113,9 @@ def render(
     if said := share_note(own, own + rest, chats.held_out, f"{place}.held_out"):
         progress.warn(said)
     if pairs:
-        lines = [canonical({**each, "split": splits[each["group"]]}) + b"\n" for each in asked]
+        for each in asked:
+            each["split"] = splits[each["group"]]
+        lines = [canonical(cast(Json, each)) + b"\n" for each in asked]
         output.add_bytes(PAIRS, b"".join(lines))
     if not tokens.is_own:
         output.add_bytes(CHAT_TEMPLATE, tokens.template.encode())

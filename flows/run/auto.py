@@ -265,6 +265,8 @@ def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
         section = getattr(arguments, name, None)
         if isinstance(section, kind):
             yield f"{name}.optim.schedule", section.optim.schedule, 0, section.steps
+        if isinstance(section, Tune):
+            yield f"{name}.student_optim.schedule", section.student_optim.schedule, 0, section.steps
 
 
 def _gives(text: str, key: str) -> bool:

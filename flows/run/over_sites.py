@@ -90,7 +90,7 @@ def _check_others(sites: Sites, home: str) -> None:
     """Raises ConfigError for settings of other sites that name this one."""
     if home in sites.parallel:
         raise ConfigError(f"sites.parallel.{home}", "is this site", "parallel has the layout here")
-    if not isinstance(sites.mbps, float) and home in sites.mbps:
+    if isinstance(sites.mbps, dict) and home in sites.mbps:
         raise ConfigError(f"sites.mbps.{home}", "is this site", "the link to another has that one's name")
 
 
