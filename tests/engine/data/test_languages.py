@@ -1,4 +1,4 @@
-"""Generated languages: the same texts from the same name; translations that need the context; new combinations
+"""Generated languages: the same texts from the same name; translations that need context; new combinations
 held out; pairs of sentences with equal answers in every language.
 """
 
