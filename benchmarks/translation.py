@@ -1,5 +1,5 @@
-"""chrF of the student of `nebula` over several seeds, beside its controls: no teacher, one site, all weights, no
-codec; and beside a copy of the source and a dictionary: python benchmarks/translation.py [--seeds 3] [words]
+"""chrF of the student of `nebula` over several seeds, beside its controls: no teacher, one site, all weights,
+no codec; a copy of the source; a dictionary: python benchmarks/translation.py [--seeds 3] [words]
 
 Each seed is a run of the flow for each variant in one store, so equal parts are made once. `words` are added
 to every run (such as tune.steps=200). Sentences are generated: this is no quality of real translation.

@@ -20,7 +20,7 @@ class Tune(Spec):
         description="objectives of the student; the teacher has those without a teacher"
     )
     optim: Optim = Field(description="optimiser of the teacher")
-    student_optim: Optim = Field(description="optimiser of the student; an adapter needs a higher rate")
+    student_optim: Optim = Field(description="optimiser of the student")
     trainable: Trainable = Field(
         default=Trainable(kind="lora"), description="what is trained of the student: an adapter, or all"
     )
