@@ -9,7 +9,7 @@ from atelier.engine.config.base import ModelName
 from atelier.engine.config.data import ExamplesName, Finetune, Labels, Score
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
-from atelier.flows.labelled import scored
+from atelier.flows.evals import scored
 from atelier.infra.store.existing_model import Existing, existing_model
 from atelier.tasks.extract_adapter import extract_adapters
 from atelier.tasks.finetune import finetune as finetune_model

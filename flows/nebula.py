@@ -24,7 +24,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import Text, corpus, extras
-from atelier.flows.labelled import scored
+from atelier.flows.evals import scored
 from atelier.infra.dag import Reference
 from atelier.tasks.examine import examine as examine_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
@@ -148,7 +148,7 @@ def transferred(
     )  # fmt: skip
 
 
-class Reading(TypedDict):
+class PretrainingInputs(TypedDict):
     """What a pretraining reads."""
 
     tokens: dict[str, Reference]
@@ -159,7 +159,7 @@ class Reading(TypedDict):
     extras: dict[str, dict[str, Reference]]
 
 
-def read(text: Text, roles: Mapping[str, Role]) -> Reading:
+def read(text: Text, roles: Mapping[str, Role]) -> PretrainingInputs:
     """What a pretraining of these roles reads."""
     return {
         "tokens": text.tokens,

@@ -56,7 +56,7 @@ class Meaning:
         return f"{self.verb}:{'name' if self.object.is_name else self.object.noun}"
 
 
-class Drawn:
+class Dice:
     """Whole numbers and chances of one named stream."""
 
     def __init__(self, *name: object) -> None:
@@ -79,7 +79,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         taken: set[str] = set()
-        drawn = Drawn("words", seed)
+        drawn = Dice("words", seed)
 
         def words(language: str, number: int, syllables: int) -> list[str]:
             first, second = SOUNDS[language]
@@ -155,7 +155,7 @@ class World:
         denied = ["zu"] * meaning.is_denied
         return [*place, *phrase(meaning.subject, ""), *phrase(of, "xo"), verb, *denied]
 
-    def meaning(self, drawn: Drawn) -> Meaning:
+    def meaning(self, drawn: Dice) -> Meaning:
         verb = drawn.below(VERBS)
 
         def phrase(is_object: bool) -> Phrase:
@@ -173,7 +173,7 @@ class World:
 def documents(source: Generated) -> Iterator[str]:
     """Texts of some sentences each, in the one language."""
     [language] = source.languages
-    world, drawn = World(source.world), Drawn("documents", source.world, language)
+    world, drawn = World(source.world), Dice("documents", source.world, language)
     least, most = SENTENCES
     for _ in range(source.number):
         count = least + drawn.below(most - least + 1)
@@ -183,7 +183,7 @@ def documents(source: Generated) -> Iterator[str]:
 def translations(source: Generated) -> Iterator[tuple[str, str, str]]:
     """Group, sentence and its translation. A group is held out as a whole."""
     here, there = source.languages
-    world, drawn = World(source.world), Drawn("translations", source.world)
+    world, drawn = World(source.world), Dice("translations", source.world)
     for _ in range(source.number):
         meaning = world.meaning(drawn)
         yield meaning.group, world.said(meaning, here), world.said(meaning, there)
@@ -194,7 +194,7 @@ def pairs(source: Generated) -> Iterator[tuple[str, str, str, str]]:
     neither (OPEN). The same meanings in every language, each answer a third of them.
     """
     [language] = source.languages
-    world, drawn = World(source.world), Drawn("pairs", source.world)
+    world, drawn = World(source.world), Dice("pairs", source.world)
     for number in range(source.number):
         first = world.meaning(drawn)
         place = drawn.below(PLACES)

@@ -20,14 +20,13 @@ from atelier.infra.sites.countersign import Countersigning
 from atelier.infra.sites.exchange import SiteExchange
 from atelier.infra.sites.file_items import Files
 from atelier.infra.sites.grpc_server import GrpcServer
-from atelier.infra.sites.hourly import Hourly
+from atelier.infra.sites.hourly import Hourly, SendLimit
 from atelier.infra.sites.incoming import Incoming
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.loops import Loops, RepeatedJob
 from atelier.infra.sites.meetings import Meetings
 from atelier.infra.sites.messages import Messages, ProgressItems
 from atelier.infra.sites.notes import Notes
-from atelier.infra.sites.pace import Pace
 from atelier.infra.sites.peer_problems import PeerProblems
 from atelier.infra.sites.policy import Policies
 from atelier.infra.sites.refusals import Refusals
@@ -66,7 +65,7 @@ class Agent:
             self._meetings,
             self._signing,
         )
-        self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals, Pace(mbps))
+        self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals, SendLimit(mbps))
         calls = Calls(keys)
         # each thread of a peer has its own connection, so that one failure breaks off no other call
         self._channels, self._for_rounds, self._for_notes = (

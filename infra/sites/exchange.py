@@ -21,10 +21,9 @@ from atelier.engine.config.base import Json, JsonObject, Spec, canonical
 from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites.audit import Audit
-from atelier.infra.sites.hourly import Hourly
+from atelier.infra.sites.hourly import Hourly, SendLimit
 from atelier.infra.sites.incoming import Arrival, NotTaken
 from atelier.infra.sites.kinds import Item, ItemKind
-from atelier.infra.sites.pace import Pace
 from atelier.infra.sites.refusals import (
     Apart,
     CompletedKeys,
@@ -96,9 +95,9 @@ class SiteExchange:
         audit: Audit,
         hourly: Hourly,
         refusals: Refusals,
-        pace: Pace | None = None,
+        pace: SendLimit | None = None,
     ) -> None:
-        self._pace = pace or Pace()
+        self._pace = pace or SendLimit()
         self.kinds: Mapping[str, AnyKind] = {kind.name: kind for kind in kinds}
         self._audit, self._hourly, self._refusals = audit, hourly, refusals
         self._settled = defaultdict[str, CompletedKeys[str]](CompletedKeys)  # by peer: not sent again

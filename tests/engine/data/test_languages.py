@@ -9,7 +9,7 @@ import pytest
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import Labels, Source
 from atelier.engine.config.generated import generated, identity_of
-from atelier.engine.data.dictionary import learned_dictionary
+from atelier.engine.data.evaluation.answered import learned_dictionary
 from atelier.engine.data.languages import documents, pairs, translations
 
 

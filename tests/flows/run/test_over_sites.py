@@ -214,7 +214,8 @@ def test_a_list_is_all_of_sites(root: Path) -> None:
 
 
 def test_nebula_pretrains_at_both_its_generator_and_its_student_are_at_home(root: Path) -> None:
-    found = sites_of(placed_nodes(compose("nebula", ["experiment=tiny"]), Store(str(root))))
+    words = ["experiment=tiny", "score.controls=true"]
+    found = sites_of(placed_nodes(compose("nebula", words), Store(str(root))))
     assert {"train", "detect.a", "tune.a", "tune.controls", "pose.translation", "score", "report"} <= {
         *found["a"]
     }

@@ -3,10 +3,10 @@
 from typing import ClassVar
 
 from atelier.engine.config.detect import DETECTOR, GENERATOR
-from atelier.engine.extensions.sites.config.two_roles import TwoRolesLink
+from atelier.engine.extensions.sites.config.tune.link import TuneLink
 
 
-class DetectLink(TwoRolesLink):
+class DetectLink(TuneLink):
     """The site of each role. Over `sites` the generator is at home, the detector at another site."""
 
     ROLES: ClassVar[tuple[str, str]] = (GENERATOR, DETECTOR)
