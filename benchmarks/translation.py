@@ -24,7 +24,7 @@ VARIANTS = {  # its words, and the model whose exam counts
     "no teacher": (("score.controls=true",), "student-alone"),
     "teacher": ((), "teacher"),
     "one site": (("sites=[]",), "student"),
-    "all weights": (("tune.trainable.kind=full",), "student"),
+    "all weights": (("tune.trainable.kind=full", "~tune.trainable.rank", "~tune.trainable.alpha"), "student"),
     "no codec": (("train.link.codec.kind=none",), "student"),
 }
 METRICS = ("chrf", "bleu", "exact_match")
