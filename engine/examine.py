@@ -8,7 +8,7 @@ sums.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
@@ -180,7 +180,6 @@ class Examiner:
             until=settings.until,
             advance=self.progress.advance,
         )
-        exact = next((one for one in settings.metrics if one.name == "exact_match"), NOT_CASE)
         found = []
         for number, question in enumerate(posed.questions):
             line = AnswerLine(
@@ -189,22 +188,43 @@ class Examiner:
                 said=every[number],
                 targets=question["targets"],
                 length=len(prompts[number][0]),
-                right=float(
-                    any(
-                        is_exact(
-                            every[number],
-                            target,
-                            ignore_case=exact.ignore_case,
-                            ignore_punctuation=exact.ignore_punctuation,
-                        )
-                        for target in question["targets"]
-                    )
-                ),
+                right=_is_right(every[number], question, settings.metrics),
                 cut=prompts[number][1],
             )
             _add_part(line, question)
             found.append(line)
         return found
+
+
+def _is_right(said: str, question: QuestionLine, metrics: Sequence[Metric]) -> float:
+    """1 if the answer is one of the targets, compared as the set's exact_match says; else 0."""
+    exact = next((one for one in metrics if one.name == "exact_match"), NOT_CASE)
+    alike = {"ignore_case": exact.ignore_case, "ignore_punctuation": exact.ignore_punctuation}
+    return float(any(is_exact(said, target, **alike) for target in question["targets"]))
+
+
+def rival_lines(posed: PosedSet) -> dict[str, list[AnswerLine]]:
+    """The answers without a model that a set has, as those of models, by their names."""
+    found: dict[str, list[AnswerLine]] = {}
+    for question in posed.questions:
+        for name, said in question.get("rivals", {}).items():
+            line = AnswerLine(
+                id=question["id"],
+                group=question["group"],
+                said=said,
+                targets=question["targets"],
+                right=_is_right(said, question, posed.settings.metrics),
+                length=0,
+                cut=0,
+            )
+            found.setdefault(name, []).append(line)
+    return found
+
+
+def _metrics(posed: PosedSet, lines: list[AnswerLine]) -> dict[str, Interval]:
+    kind = posed.settings.kind
+    found = estimates(lines, kind) | (text_metrics(lines) if kind == "free" else {})
+    return {name: _interval(each) for name, each in found.items()}
 
 
 def _add_part(line: AnswerLine, question: QuestionLine) -> None:
@@ -288,9 +308,7 @@ def publish(
 ) -> dict[str, Json]:
     """Write exam.json, answers.jsonl and body.json of a set; returns the summary."""
     settings, output = posed.settings, output_of(run, key)
-    found = {name: _interval(each) for name, each in estimates(lines, settings.kind).items()}
-    if settings.kind == "free":
-        found |= {name: _interval(each) for name, each in text_metrics(lines).items()}
+    found = _metrics(posed, lines)
     first = [OF_LM_EVAL.get(metric.name, metric.name) for metric in settings.metrics[:1]]
     found |= {name: _interval(each) for name, each in of_variants(lines).items()}
     found = {name: found[name] for name in dict.fromkeys([*first, *found]) if name in found}
@@ -318,6 +336,8 @@ def publish(
         metrics=found,
         **parts_of(lines, settings.kind, main, posed.questions),
     )
+    if rivals := {name: _metrics(posed, each) for name, each in rival_lines(posed).items()}:
+        exam["rivals"] = rivals
     output.add_json(EXAM, cast(Json, exam))
     output.add_bytes(ANSWERS, b"".join(canonical(cast(Json, line)) + b"\n" for line in lines))
     summary: dict[str, Json] = {

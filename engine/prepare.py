@@ -99,6 +99,7 @@ def _render(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
         progress,
         place=config.place,
         length=config.length,
+        pairs=config.pairs,
     )
 
 
@@ -108,6 +109,9 @@ def _pose(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     if "corpus" in run.inputs:
         held_out = import_module("atelier.engine.data.evaluation.held_out")
         return output, held_out.pose_held_out(config, input_of(run, "corpus"), output, scratch, progress)
+    if "chats" in run.inputs:
+        answered = import_module("atelier.engine.data.evaluation.answered")
+        return output, answered.pose_answered(config, input_of(run, "chats"), output, scratch, progress)
     made = import_module("atelier.engine.data.evaluation.pose")  # other verbs need none of it
     return output, made.pose(config, output, progress)
 

@@ -1,19 +1,24 @@
-"""Evaluate models of a flow on evaluation sets; search their training text for the questions (audit)."""
+"""Evaluate models of a flow on evaluation sets and labelled examples; search their training text for the
+questions (audit).
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from atelier.engine.config.data import Score
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.evaluation_set import KIND, Pose
 from atelier.engine.config.exam import Examine
 from atelier.engine.io.evaluation_files import find, is_source
 from atelier.infra.dag import Reference
 from atelier.infra.report.audit_routes import unseen_and_corpora
+from atelier.infra.report.notes import ON
 from atelier.infra.store.existing_model import store_in_use
 from atelier.tasks.audit import audit
 from atelier.tasks.examine import examine as examine_model
 from atelier.tasks.index_words import index_words
 from atelier.tasks.pose import pose_all, pose_held_out
+from atelier.tasks.score import score as score_models
 
 OF_CORPUS = "corpus:"  # prefix of a word for the held-out documents of a corpus
 
@@ -97,3 +102,33 @@ def audited(model: Reference, sets: dict[str, Reference], corpora: Iterable[Refe
     every = {each.fingerprint: each for each in [*corpora, *known]}
     indices = {fp: index_words(fp[:8], corpus) for fp, corpus in sorted(every.items())}
     return audit(model, sets, indices, unseen)
+
+
+def scored(
+    own: str,
+    models: Mapping[str, Reference],
+    exams: Mapping[str, Reference],
+    *,
+    settings: Score,
+    tokens: Reference | None,
+    tokenizer: Reference,
+    unasked: str = "",
+    name: str = "score",
+) -> dict[str, Reference]:
+    """The scores of models by key `<own>/<model>`, and `<own> on <examples>/<model>` for other examples than
+    the first, whose name is ''. `unasked`: key of a model that was not tuned; `name`: of the task.
+    """
+    scores: dict[str, Reference] = {}
+    for examples, labels in exams.items():
+        title = f"{own}{ON}{examples}" if examples else own
+        scores |= score_models(
+            {},
+            {f"{title}/{key}": model for key, model in models.items()},
+            settings=settings,
+            tokens=tokens,
+            tokenizer=tokenizer,
+            labels=labels,
+            shots={f"{title}/{unasked}": 0} if unasked else {},
+            name=f"{name}.{examples}" if examples else name,
+        )
+    return scores

@@ -9,15 +9,15 @@ from atelier.engine.config.base import ModelName
 from atelier.engine.config.data import ExamplesName, Finetune, Labels, Score
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
-from atelier.infra.dag import Reference
-from atelier.infra.report.notes import ON
+from atelier.flows.evals import scored
 from atelier.infra.store.existing_model import Existing, existing_model
 from atelier.tasks.extract_adapter import extract_adapters
 from atelier.tasks.finetune import finetune as finetune_model
 from atelier.tasks.label import label
 from atelier.tasks.register import register
 from atelier.tasks.report import report
-from atelier.tasks.score import score as score_models
+
+UNASKED = "zero-shot"
 
 
 def finetune(
@@ -42,21 +42,15 @@ def finetune(
     if finetune.trainable.kind in ("lora", "prompt"):
         extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
     own = parent.reference.name
-    named = {f"{own}/{key}": model for key, model in tuned.items()}
-    named[f"{own}/zero-shot"] = parent.reference  # without examples, to show the gain of tuning
-    exams = {"": examples} | {name: label(other, name=name, tuned=examples) for name, other in also.items()}
-    scores: dict[str, Reference] = {}
-    for name, labels in exams.items():
-        title = f"{own}{ON}{name}" if name else own
-        scores |= score_models(
-            {},
-            {title + key.removeprefix(own): model for key, model in named.items()},
-            settings=score.model_copy(update={"sequence": finetune.sequence}),
-            tokens=parent.text[0] if parent.text else None,
-            tokenizer=parent.tokenizer,
-            labels=labels,
-            shots={f"{title}/zero-shot": 0},
-            name=f"score.{name}" if name else "score",
-        )
-    report(named, scores, title="finetune")
+    models = {**tuned, UNASKED: parent.reference}  # without examples, to show the gain of tuning
+    scores = scored(
+        own,
+        models,
+        {"": examples} | {name: label(other, name=name, tuned=examples) for name, other in also.items()},
+        settings=score.model_copy(update={"sequence": finetune.sequence}),
+        tokens=parent.text[0] if parent.text else None,
+        tokenizer=parent.tokenizer,
+        unasked=UNASKED,
+    )
+    report({f"{own}/{key}": model for key, model in models.items()}, scores, title="finetune")
     register({f"{own}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

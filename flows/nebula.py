@@ -1,12 +1,21 @@
-"""nebula: one run over sites that share no disk (Nebula-I, 2205.09470). All sites pretrain a model; then one
-tunes it on prompts and answers, and a small model at another site learns from its outputs.
+"""nebula: pretraining and translation over sites that share no disk (Nebula-I, 2205.09470).
+
+All sites pretrain one model of two languages. It goes on as a generator at home; a detector at another site
+learns to find the tokens that it replaces. That detector is then tuned on translations, and teaches the
+pretrained model, which has an adapter at home. Both are asked for translations of held-out sentences.
 
 atelier nebula experiment=tiny
 """
 
-from atelier.engine.config.base import parse
-from atelier.engine.config.data import Data, Score, Tokenizer
+from collections.abc import Mapping
+from typing import TypedDict
+
+from atelier.engine.config.base import Spec, parse
+from atelier.engine.config.data import Data, Score, Tokenizer, Transfer
+from atelier.engine.config.detect import DETECTOR, GENERATOR, Detect
+from atelier.engine.config.exam import Examine
 from atelier.engine.config.extensions import kinds_of
+from atelier.engine.config.mixture import Phase, Sharing
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
@@ -14,14 +23,22 @@ from atelier.engine.config.sections import for_roles_alone, is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.flows.controls import control_of, controls_of, fewer
-from atelier.flows.corpus import corpus, extras
+from atelier.flows.corpus import Text, corpus, extras
+from atelier.flows.evals import scored
+from atelier.infra.dag import Reference
+from atelier.tasks.examine import examine as examine_model
+from atelier.tasks.extract_adapter import extract_adapters, low_rank
+from atelier.tasks.finetune import finetune as tune_on_labels
+from atelier.tasks.label import label
+from atelier.tasks.pose import pose_answered
 from atelier.tasks.register import register
 from atelier.tasks.render import render
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
 
-PRETRAINED, SOURCE = "pretrained", "main"
+PATH_ONLY = "path only: these trainings are too short for their scores to say anything about the models"
+PRETRAINED, SOURCE, QUESTIONS = "pretrained", "main", "translation"
 
 
 def nebula(
@@ -31,93 +48,170 @@ def nebula(
     data: Data,
     tokenizer: Tokenizer,
     train: Train,
+    detect: Detect,
     tune: Tune,
+    transfer: Transfer,
     parallel: Parallel,
     score: Score,
+    examine: Examine,
 ) -> None:
     text = corpus(data, tokenizer)
-    role = parse(Role, {"model": model, "objective": objective, "optim": optim}, "")
+    first = parse(Role, {"model": model, "objective": objective, "optim": optim}, "")
     pretrained = train_roles(
-        {"model": role},
-        settings=train,
-        tokens=text.tokens,
-        weights=text.weights,
-        phases=text.phases,
-        sharing=text.sharing,
-        tokenizer=text.tokenizer,
-        parallel=parallel,
-        extras=extras(text, {"model": role}),
-        labels={"model": PRETRAINED},
-        prefix="",
-    )["model"]
+        {"model": first}, settings=train, parallel=parallel, labels={"model": PRETRAINED}, prefix="",
+        **read(text, {"model": first}),
+    )["model"]  # fmt: skip
 
-    roles = roles_of(tune, model)
-    pairs = {
+    pair = generator_and_detector(detect, first)
+    detecting = train_roles(
+        pair, settings=like(train, "detect", detect), parallel=parallel, inits={GENERATOR: pretrained},
+        name="detect", prefix="detect.", section="detect", **read(text, pair),
+    )  # fmt: skip
+
+    roles = teacher_and_student(tune, first.model, detect.detector)
+    chats = render(tune.chats, pretrained, tune.sequence, "tune.chats", "tune.sequence", pairs=True)
+    translations = {
         "tokens": {},
         "weights": {SOURCE: 1.0},
         "tokenizer": text.tokenizer,
-        "extras": {
-            "chats": {SOURCE: render(tune.chats, pretrained, tune.sequence, "tune.chats", "tune.sequence")}
-        },
+        "extras": {"chats": {SOURCE: chats}},
         "prefix": "tune.",
         "section": "tune",
     }
+    begun = {TEACHER: detecting.get(DETECTOR, pretrained), STUDENT: pretrained}
     tuned = train_roles(
-        roles,
-        settings=tuning(train, tune),
-        parallel=parallel,
-        inits={TEACHER: pretrained},
-        name="tune",
-        **pairs,
-    )
+        roles, settings=like(train, "tune", tune, sequence=tune.sequence), parallel=parallel, inits=begun,
+        name="tune", **translations,
+    )  # fmt: skip
     here = [name for name in roles if is_here(tune, name)]
     alone = controls_of(roles) if score.controls and STUDENT in here else {}
     if alone:
         tuned |= train_roles(
-            alone,
-            settings=tuning(train, for_roles_alone(tune)),
-            parallel=fewer(parallel, alone),
-            name="tune.controls",
-            **pairs,
-        )
+            alone, settings=like(train, "tune", for_roles_alone(tune), sequence=tune.sequence),
+            parallel=fewer(parallel, alone), inits=dict.fromkeys(alone, pretrained), name="tune.controls",
+            **translations,
+        )  # fmt: skip
+    extract_adapters(tuned, low_rank({**roles, **alone}, begun | dict.fromkeys(alone, pretrained)))
+
+    models = {PRETRAINED: pretrained, **detecting, **tuned}
+    sets = {QUESTIONS: pose_answered(chats, name=QUESTIONS, limit=tune.asked, most=tune.answer)}
+    exams = {
+        name: examine_model(each, sets, examine, trained=tune.sequence)[QUESTIONS]
+        for name, each in tuned.items()
+    }
     scores = score_models(
-        {PRETRAINED: pretrained}, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
+        {name: models[name] for name in (PRETRAINED, *detecting)},
+        {},
+        settings=score,
+        tokens=text.tokens[SOURCE],
+        tokenizer=text.tokenizer,
     )
-    models = {PRETRAINED: pretrained, **tuned}
+    if DETECTOR in detecting:
+        scores |= transferred(detecting[DETECTOR], detect.detector, text, transfer, train, parallel, score)
     report(
         models,
         scores,
         title="nebula",
         teachers={STUDENT: TEACHER} if STUDENT in tuned else {},
         controls={STUDENT: control_of(STUDENT)} if alone else {},
+        exams=exams,
+        note=PATH_ONLY if tune.path_only else "",
     )
     register(models, scores)
 
 
-def roles_of(tune: Tune, model: Model) -> dict[str, Role]:
-    """Roles of the second training: the pretrained model and the small one. Raises ConfigError for objectives
-    that do not fit them.
+def transferred(
+    model: Reference,
+    spec: Model,
+    text: Text,
+    transfer: Transfer,
+    train: Train,
+    parallel: Parallel,
+    score: Score,
+) -> dict[str, Reference]:
+    """Scores of the model, and of the same network from random weights, tuned on pairs of sentences in one
+    language: in that language, and in others.
+    """
+    examples = label(transfer.labels, section="transfer")
+    tuned = tune_on_labels(
+        model, spec, settings=transfer, train=train, labels=examples, tokenizer=text.tokenizer,
+        parallel=parallel, section="transfer",
+    )  # fmt: skip
+    others = {
+        name: label(other, name=name, tuned=examples, section="transfer")
+        for name, other in transfer.also.items()
+    }
+    return scored(
+        DETECTOR, tuned, {"": examples, **others},
+        settings=score.model_copy(update={"sequence": transfer.sequence}), tokens=None,
+        tokenizer=text.tokenizer, name="score.transfer",
+    )  # fmt: skip
+
+
+class PretrainingInputs(TypedDict):
+    """What a pretraining reads."""
+
+    tokens: dict[str, Reference]
+    weights: dict[str, float]
+    phases: dict[str, Phase]
+    sharing: Sharing
+    tokenizer: Reference
+    extras: dict[str, dict[str, Reference]]
+
+
+def read(text: Text, roles: Mapping[str, Role]) -> PretrainingInputs:
+    """What a pretraining of these roles reads."""
+    return {
+        "tokens": text.tokens,
+        "weights": text.weights,
+        "phases": text.phases,
+        "sharing": text.sharing,
+        "tokenizer": text.tokenizer,
+        "extras": extras(text, roles),
+    }
+
+
+def generator_and_detector(detect: Detect, first: Role) -> dict[str, Role]:
+    """Roles of the second training: the pretrained model goes on, and draws tokens for the detector. Raises
+    ConfigError for objectives that do not fit them.
+    """
+    detector = {
+        "model": detect.detector,
+        "objective": detect.objective,
+        "optim": detect.optim,
+        "teacher": GENERATOR,
+        "attach": "replay",
+    }
+    return {
+        GENERATOR: first.model_copy(update={"optim": detect.optim}),
+        DETECTOR: parse(Role, detector, "detect"),
+    }
+
+
+def teacher_and_student(tune: Tune, small: Model, large: Model) -> dict[str, Role]:
+    """Roles of the third training: the detector, tuned whole, teaches the pretrained model, of which only
+    `tune.trainable` is trained. Raises ConfigError for objectives that do not fit them.
     """
     own = {name: spec for name, spec in tune.objective.items() if not type(spec).needs_teacher}
     student = {
-        "model": tune.student,
+        "model": small,
         "objective": tune.objective,
-        "optim": tune.optim,
+        "optim": tune.student_optim,
+        "trainable": tune.trainable,
         "teacher": TEACHER,
         "attach": "replay",
     }
     return {
-        TEACHER: parse(Role, {"model": model, "objective": own, "optim": tune.optim}, "tune"),
+        TEACHER: parse(Role, {"model": large, "objective": own, "optim": tune.optim}, "tune"),
         STUDENT: parse(Role, student, "tune"),
     }
 
 
-def tuning(train: Train, tune: Tune) -> Train:
-    """Settings of the second training: those of the first, with its own length and link. Raises ConfigError
-    for a link that does not fit.
+def like(train: Train, place: str, section: Spec, **other: object) -> Train:
+    """The settings of the first training with a section's own length and link. Raises ConfigError for a link
+    that does not fit. `place`: the section's name; `other`: what else differs.
     """
-    own = {"steps": tune.steps, "tokens": 0, "sequence": tune.sequence, "micro_batch": "auto"}
-    sections = {
-        key: getattr(tune, key) for key in kinds_of("config/tune").keys() & kinds_of("config/train").keys()
-    }
-    return parse(Train, {**train.model_dump(), **own, **sections}, "tune")
+    own = {"steps": getattr(section, "steps", 0), "tokens": 0, "micro_batch": "auto", **other}
+    keys = kinds_of(f"config/{place}").keys() & kinds_of("config/train").keys()
+    links = {key: getattr(section, key) for key in keys}
+    return parse(Train, {**train.model_dump(), **own, **links}, place)

@@ -3,6 +3,7 @@
 import sys
 from unicodedata import unidata_version
 
+from atelier.engine.config import generated
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.data import Source, is_stdlib, stdlib_part
 from atelier.engine.config.parallel import Parallel
@@ -20,7 +21,7 @@ def collect(name: str, source: Source, curation: Curation) -> Reference:
     """The documents of one source. Their identity is the content of the source's files."""
     place = "data.source" if name == "main" else f"data.blend.{name}.source"
     files = contents_of(files_of(source, place))
-    content = identity_of(files)
+    content = identity_of(files) | generated.identity_of(source.source)
     if is_stdlib(source.source):
         content |= {"python": sys.version, "part": stdlib_part(source.source)}
     content |= {"unicode": unidata_version, **(versions("ftfy") if curation.repair else {})}

@@ -2,6 +2,7 @@
 
 import sys
 
+from atelier.engine.config import generated
 from atelier.engine.config.data import Data, Source, is_stdlib, stdlib_part
 from atelier.engine.config.task.prepare import CurateConfig
 from atelier.engine.io.source_files import WEB_LIBRARY, files_of
@@ -15,7 +16,7 @@ MODULE = "atelier.engine.prepare"
 def curate(name: str, source: Source, data: Data) -> Reference:
     """The corpus of one source. Its identity is the content of the source's files."""
     files = contents_of(files_of(source))
-    content = identity_of(files)
+    content = identity_of(files) | generated.identity_of(source.source)
     if is_stdlib(source.source):
         content["python"] = sys.version
         if part := stdlib_part(source.source):

@@ -2,6 +2,7 @@
 
 import sys
 
+from atelier.engine.config import generated
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.task.prepare import LabelConfig
@@ -21,13 +22,14 @@ def label(
     """The examples of `finetune.labels`, or of another `section`; with a `name` those of `also.<name>`, whose
     options are those of the examples that are `tuned` on.
     """
-    place = f"also.{name}" if name else f"{section}.labels"
     node = "" if section == "finetune" else section
+    place = f"also.{name}" if name else f"{section}.labels"
+    place = f"{section}.{place}" if name and node else place
     files = contents_of(files_of(labels, f"{place}.source"))
     if is_stdlib(labels.source):
         labels = labels.model_copy(update={"max_chars": labels.most_chars})
     identity: dict[str, Json] = {k: v for k, v in labels.as_identity().items() if k != "source"}
-    identity |= identity_of(files)
+    identity |= identity_of(files) | generated.identity_of(labels.source)
     if is_stdlib(labels.source):
         identity["python"] = sys.version
     return declare_one(

@@ -1,6 +1,7 @@
 """pose: make an evaluation set, the questions of a source as they are asked, with solved examples."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from atelier.engine.config.base import Json
@@ -84,6 +85,29 @@ def pose_held_out(corpus: Reference, settings: Pose) -> Reference:
         origin={"form": "evals", "max_questions": "pose.max_questions"},
         config=PoseConfig(
             name=f"{corpus.name}-text", form="corpus", source={}, files={}, max_questions=limit
+        ),
+    )
+
+
+def pose_answered(chats: Reference, *, name: str, limit: int, most: int) -> Reference:
+    """The first `limit` held-out prompts of rendered conversations (with their pairs) as a set of free
+    answers, of at most `most` tokens. Raises ConfigError without the library of their scores.
+    """
+    if find_spec("sacrebleu") is None:
+        raise ConfigError(
+            "tune.asked", "chrF needs sacrebleu, which is not installed", "install the extra eval"
+        )
+    return declare_one(
+        "pose",
+        KIND,
+        {"chats": chats},
+        name=name,
+        version=VERSION,
+        node=f"pose.{name}",
+        identity={"form": "answered", "max_questions": limit, "max_tokens": most},
+        origin={"form": "tune.chats", "max_questions": "tune.asked", "max_tokens": "tune.answer"},
+        config=PoseConfig(
+            name=name, form="answered", source={}, files={}, max_questions=limit, max_tokens=most
         ),
     )
 

@@ -2,6 +2,7 @@
 
 import sys
 
+from atelier.engine.config import generated
 from atelier.engine.config.base import Json
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import is_stdlib
@@ -20,13 +21,16 @@ def render(
     sequence: int,
     place: str = "chats",
     length: str = "train.sequence",
+    pairs: bool = False,
 ) -> Reference:
     """Rows have at most `sequence` tokens, and the next one. `place`, `length`: configuration keys of the
-    chats and of the sequence, for errors.
+    chats and of the sequence, for errors. `pairs`: keep the texts of prompts and answers, which
+    `pose_answered` reads.
     """
     files = contents_of(files_of(chats, f"{place}.source"))
     identity: dict[str, Json] = {k: v for k, v in chats.as_identity().items() if k != "source"}
-    identity |= identity_of(files) | {"sequence": sequence}
+    identity |= identity_of(files) | generated.identity_of(chats.source) | {"sequence": sequence}
+    identity |= {"pairs": True} if pairs else {}
     origin = {key: f"{place}.{'source' if key in ('files', 'content') else key}" for key in identity}
     if is_stdlib(chats.source):
         identity["python"] = sys.version
@@ -38,5 +42,7 @@ def render(
         version=VERSION,
         identity=identity,
         origin=origin | {"sequence": length},
-        config=RenderConfig(chats=chats, sequence=sequence, files=tuple(files), place=place, length=length),
+        config=RenderConfig(
+            chats=chats, sequence=sequence, files=tuple(files), place=place, length=length, pairs=pairs
+        ),
     )

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import STDLIB, is_stdlib
+from atelier.engine.config.generated import generated, is_generated
 
 
 class Chats(Spec):
@@ -17,7 +18,8 @@ class Chats(Spec):
         min_length=1,
         description="path, folder or fsspec glob of .jsonl, .parquet or .tar files with one conversation a"
         " row; .mo files with `prompt` and `answer`; or stdlib: docstrings of this interpreter's standard"
-        " library with the signatures they document",
+        " library with the signatures they document; or languages:svo-sov: sentences of a generated language"
+        " with their translations",
     )
     field: str = Field(
         default="messages",
@@ -55,6 +57,10 @@ class Chats(Spec):
             raise ValueError(f"{missing} is empty: give both prompt and answer")
         if self.prompt and self.field != "messages":
             raise ValueError(f"field={self.field} is not used with prompt and answer; leave it out")
+        if is_generated(self.source):
+            generated(self.source, 2)
+            if self.prompt or self.field != "messages":
+                raise ValueError(f"source={self.source} has no fields; leave field, prompt and answer out")
         if is_stdlib(self.source):
             part = STDLIB[self.source.partition(":")[0]]
             if part or self.prompt or self.field != "messages":
@@ -69,4 +75,4 @@ class Chats(Spec):
     @property
     def has_pairs(self) -> bool:
         """Whether a row is a prompt and its answer."""
-        return bool(self.prompt) or is_stdlib(self.source)
+        return bool(self.prompt) or is_stdlib(self.source) or is_generated(self.source)

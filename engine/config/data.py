@@ -9,6 +9,7 @@ from atelier.engine.config.annotations import Described, MaskingUnits
 from atelier.engine.config.base import Count, Json, Spec
 from atelier.engine.config.curation import Curation
 from atelier.engine.config.error import nearest, printable
+from atelier.engine.config.generated import generated, is_generated
 from atelier.engine.config.generation import Written
 from atelier.engine.config.mixture import Assignment, Phase, Sharing, sharing_of
 from atelier.engine.config.parallel import InferenceLayout
@@ -57,7 +58,7 @@ class Source(Spec):
         description=(
             "stdlib (this interpreter's standard library; stdlib-prose: docstrings, stdlib-code: code), or"
             " a path or fsspec glob of .txt, .jsonl, .parquet, .tar or .mo files, .html pages or .warc"
-            " archives"
+            " archives; languages:svo or languages:sov: a generated language"
         ),
     )
     field: str = Field(
@@ -86,9 +87,17 @@ class Source(Spec):
         """A short name: stdlib, or the last part of the path without wildcards, without its extension."""
         if is_stdlib(self.source):
             return self.source.partition(":")[0]
+        if is_generated(self.source):
+            return generated(self.source, 1).title
         path = re.sub(r"^[\w+.-]+://|[?#].*$", "", self.source) if "://" in self.source else self.source
         plain = [part for part in path.split("/") if part.strip(".") and not set(part) & set("*?[]{}")]
         return printable(plain[-1].partition(".")[0] or plain[-1], 40) if plain else "text"
+
+    @model_validator(mode="after")
+    def _is_one_language(self) -> "Source":
+        if is_generated(self.source):
+            generated(self.source, 1)
+        return self
 
 
 class Data(Source):
@@ -106,7 +115,8 @@ class Data(Source):
     assignment: Assignment = Field(
         default="blocks",
         description="blocks: shares rounded in blocks of 4096 samples; exact: every prefix within one sample"
-        " of each share",
+        " of each share; batches: in every step, the rows of a source together, in the order of their names:"
+        " sites that share the rows of a step each read a source of their own",
     )
     written: Written = Field(default=Written(), description="training text written by a finished model")
     taggers: dict[str, Tagger] = Field(
@@ -248,7 +258,8 @@ class Labels(Spec):
         default="stdlib",
         min_length=1,
         description="stdlib, or a path or glob of .jsonl, .parquet or .tar files; .mo with prompt=msgid or"
-        " msgstr and completion=catalogue (the message's file)",
+        " msgstr and completion=catalogue (the message's file); languages:svo or languages:sov: pairs of"
+        " sentences of a generated language, and whether the second follows from the first",
     )
     task: Literal["keyword", "package", "kind", "name"] = Field(
         default="package",
@@ -279,6 +290,12 @@ class Labels(Spec):
         default="auto",
         description=f"prompts are cut to this many characters; auto: stdlib {STDLIB_CHARS}, others uncut",
     )
+
+    @model_validator(mode="after")
+    def _is_one_language(self) -> "Labels":
+        if is_generated(self.source):
+            generated(self.source, 1)
+        return self
 
     @property
     def is_free(self) -> bool:
@@ -321,6 +338,14 @@ class Finetune(Spec):
     def num_steps(self) -> int:
         """Optimiser steps of one draw."""
         return max(1, self.epochs * self.num_labels // self.batch)
+
+
+class Transfer(Finetune):
+    """Fine-tuning on examples, with scores on other ones too."""
+
+    also: dict[ExamplesName, Labels] = Field(
+        default={}, description="more examples to score on, by name; their options must be those of `labels`"
+    )
 
 
 class Score(InferenceLayout):

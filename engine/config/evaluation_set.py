@@ -36,7 +36,7 @@ class QuestionLine(TypedDict):
     parts: the question's own words, without the template's: pieces of the context, for searches. answer_text:
     the right answer in its own words. contexts: one for each option where they differ; `context` is "" then.
     slice: a part of the set with results of its own. item: questions of one item are one question asked in
-    several ways. values: of each option (of `valued`).
+    several ways. values: of each option (of `valued`). rivals: answers without a model, by their names.
     """
 
     id: str
@@ -52,6 +52,7 @@ class QuestionLine(TypedDict):
     slice: NotRequired[str]
     item: NotRequired[str]
     values: NotRequired[list[float]]
+    rivals: NotRequired[dict[str, str]]
 
 
 class ShotLine(TypedDict):

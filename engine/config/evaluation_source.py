@@ -16,7 +16,8 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.evaluation_set import Metric, QuestionKind
 from atelier.engine.config.registry import KindChooser
 
-Form = Literal["task", "row", "corpus"]  # engine/data/evaluation/<form>_questions.py; held_out.py
+# engine/data/evaluation/<form>_questions.py; corpus: held_out.py, answered: answered.py
+Form = Literal["task", "row", "corpus", "answered"]
 OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
 KINDS: dict[OutputType, QuestionKind] = {
     "multiple_choice": "choice",

@@ -75,6 +75,19 @@ def period_of(weights: Weights, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return sets, drawn
 
 
+@lru_cache(maxsize=64)
+def batch_of(weights: Weights, texts: Weights, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """As `period_of`, with the samples of each text together, in the order of their numbers."""
+    sets, drawn = [], []
+    for text in sorted(set(texts)):
+        own = tuple(weight if of == text else 0 for weight, of in zip(weights, texts, strict=True))
+        if any(own):
+            found, before = period_of(own, seed)
+            sets.append(found)
+            drawn.append(before)
+    return np.concatenate(sets), np.concatenate(drawn)
+
+
 @dataclass(frozen=True)
 class Stretch:
     """Samples from `first` on with constant whole weights. `drawn`: earlier samples of each source."""
@@ -83,10 +96,16 @@ class Stretch:
     weights: Weights
     drawn: Weights
     seed: int
+    texts: Weights = ()  # of each source the text that it is of, whose samples come together; () = any order
+
+    def _period(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.texts:
+            return batch_of(self.weights, self.texts, self.seed)
+        return period_of(self.weights, self.seed)
 
     def chosen(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each of these samples [B]: its source, and all earlier samples of that source."""
-        sets, drawn = period_of(self.weights, self.seed)
+        sets, drawn = self._period()
         periods, inside = np.divmod(places - self.first, len(sets))
         found = sets[inside]
         weights, before = np.array(self.weights), np.array(self.drawn)
@@ -94,7 +113,7 @@ class Stretch:
 
     def drawn_before(self, place: int) -> Weights:
         """How often each source was drawn before this sample."""
-        sets, _ = period_of(self.weights, self.seed)
+        sets, _ = self._period()
         periods, rest = divmod(place - self.first, len(sets))
         counts = np.bincount(sets[:rest], minlength=len(self.weights)).tolist()
         every = zip(self.drawn, self.weights, counts, strict=True)
@@ -102,16 +121,40 @@ class Stretch:
 
     def places(self, source: int, draws: np.ndarray) -> np.ndarray:
         """The samples that are these draws [B] of a source, counted from 0."""
-        sets, _ = period_of(self.weights, self.seed)
+        sets, _ = self._period()
         periods, inside = np.divmod(draws - self.drawn[source], self.weights[source])
         return self.first + periods * len(sets) + np.flatnonzero(sets == source)[inside]
 
     def place_after(self, source: int, count: int) -> int:
         """The sample after the draw with which a source has been drawn `count` times."""
         periods, m = divmod(count - self.drawn[source] - 1, self.weights[source])
-        sets, drawn = period_of(self.weights, self.seed)
+        sets, drawn = self._period()
         inside = int(np.flatnonzero((sets == source) & (drawn == m))[0])
         return self.first + periods * len(sets) + inside + 1
+
+
+def batches_of(
+    phases: Sequence[tuple[int, Sequence[float]]], texts: Sequence[int], rows: int, seed: int
+) -> list[Stretch]:
+    """The stretches of a stream in which each batch of `rows` samples has the samples of each text together.
+    `phases` as in `stretches_of`. Raises ConfigError for a source without a sample in each batch.
+    """
+    found: list[Stretch] = []
+    for begin, weights in phases:
+        exact = [rows * weight / fsum(weights) for weight in weights]
+        counts = [int(each + ROUNDING) for each in exact]
+        order = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
+        for n in order[: rows - sum(counts)]:
+            counts[n] += 1
+        if any(weight and not count for weight, count in zip(weights, counts, strict=True)):
+            raise ConfigError(
+                "data.assignment",
+                f"batches, and {rows} sequences have none for some of {sum(map(bool, weights))} row sources",
+                "a larger train.global_batch, or assignment=exact",
+            )
+        drawn = found[-1].drawn_before(begin) if found else (0,) * len(counts)
+        found.append(Stretch(begin, tuple(counts), drawn, seed, tuple(texts)))
+    return found
 
 
 def stretches_of(

@@ -133,7 +133,7 @@ class ExamParts(TypedDict):
 
 class ExamResult(ExamParts):
     """exam.json. `main`: the main one of `metrics`, '' if there is none. `cut`: questions whose context was
-    cut.
+    cut. `rivals`: the metrics of the set's answers without a model, by their names.
     """
 
     set: str
@@ -145,3 +145,4 @@ class ExamResult(ExamParts):
     cut: int
     main: NotRequired[str]
     metrics: dict[str, Interval]
+    rivals: NotRequired[dict[str, dict[str, Interval]]]

@@ -69,7 +69,7 @@ def resolve_phases(
     return tuple(result)
 
 
-Assignment = Literal["blocks", "exact"]
+Assignment = Literal["blocks", "exact", "batches"]
 
 
 class Sharing(Spec):

@@ -4,10 +4,12 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Given, Spec
+from atelier.engine.config.base import Given, JsonObject, Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.site_name import SiteName
+
+Rate = Annotated[float, Field(gt=0)]
 
 
 class Sites(Spec):
@@ -22,10 +24,14 @@ class Sites(Spec):
     parallel: dict[SiteName, Parallel] = Field(
         default={}, description="layout at another site; missing = chosen there"
     )
-    mbps: dict[SiteName, Annotated[float, Field(gt=0)]] = Field(
+    mbps: dict[SiteName, Rate] | Rate = Field(
         default={},
         description="rate of the link to another site, Mbit/s each way, for plans; missing = this site's"
-        " agent's last measurement",
+        " agent's last measurement. One number: of all links of a trial on loopback, whose agents send no"
+        " faster",
+    )
+    link: JsonObject = Field(
+        default={}, description="what train.link has unless given, if all sites train one model"
     )
     loopback: bool = Field(
         default=False,
@@ -43,13 +49,31 @@ class Sites(Spec):
             raise ValueError(f"{self.listed} has a name twice")
         if len(self.names) == 1:
             raise ValueError(f"{self.listed}: a run at one site needs no sites")
-        asked = {f"sites.at.{task}": site for task, site in self.at.items()}
-        asked |= {f"sites.{key}": site for key in ("parallel", "mbps") for site in getattr(self, key)}
-        for place, site in asked.items():
+        named = [(f"sites.at.{task}", site) for task, site in self.at.items()]
+        named += [("sites.parallel", site) for site in self.parallel]
+        named += [("sites.mbps", site) for site in (self.mbps if isinstance(self.mbps, dict) else ())]
+        for place, site in named:
             if site not in self.names:
                 known = f"sites: {self.listed}" if self.names else "name them with sites=[a,b]"
                 raise ConfigError(place, f"{site} is not one of the sites", known)
         return self
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether something is given that means nothing without sites; defaults of links may stand."""
+        return bool(self.at or self.parallel or self.loopback or (self.mbps and isinstance(self.mbps, dict)))
+
+    @property
+    def limit(self) -> float:
+        """Mbit/s that agents of a trial on loopback send at most; 0 = no limit."""
+        return 0.0 if isinstance(self.mbps, dict) or not self.loopback else self.mbps
+
+    @property
+    def rates(self) -> dict[SiteName, float]:
+        """The given rates of links, Mbit/s, by the other site."""
+        if isinstance(self.mbps, dict):
+            return self.mbps
+        return dict.fromkeys(self.names, self.mbps) if self.loopback else {}
 
     @property
     def listed(self) -> str:

@@ -1,12 +1,13 @@
-"""Settings of the flow in which a small model learns prompts and answers, also from a pretrained model that
-learns them too. Torch-free.
+"""Settings of the training in which a student, a pretrained model with an adapter, learns answers to prompts,
+also from a teacher that learns them too. Torch-free.
 """
 
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.chats import Chats
-from atelier.engine.config.registry import Model, Objective, Optim
+from atelier.engine.config.registry import Objective, Optim
+from atelier.engine.config.role import Trainable
 from atelier.engine.config.sections import sections_of, with_sections
 
 TEACHER, STUDENT = "teacher", "student"  # names of the roles
@@ -14,14 +15,22 @@ TEACHER, STUDENT = "teacher", "student"  # names of the roles
 
 @with_sections("tune")
 class Tune(Spec):
-    chats: Chats = Field(default=Chats(source="stdlib"), description="conversations to learn")
-    student: Model = Field(description="the student network, from random weights")
+    chats: Chats = Field(default=Chats(source="stdlib"), description="prompts and answers to learn")
     objective: dict[str, Objective] = Field(
-        description="objectives of the student; the pretrained model has those without a teacher"
+        description="objectives of the student; the teacher has those without a teacher"
     )
-    optim: Optim = Field(description="optimiser of both models")
+    optim: Optim = Field(description="optimiser of the teacher")
+    student_optim: Optim = Field(description="optimiser of the student")
+    trainable: Trainable = Field(
+        default=Trainable(kind="lora"), description="what is trained of the student: an adapter, or all"
+    )
     steps: Count = Field(description="steps of both models, train.global_batch rows each")
     sequence: Count = Field(description="tokens per row; longer rows are left out")
+    asked: Count = Field(default=200, description="held-out prompts that the models are asked, at most")
+    answer: Count = Field(default=64, description="most tokens of an answer to such a prompt")
+    path_only: bool = Field(
+        default=False, description="the run is to show that the path works; the report says so of its scores"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> "Tune":
@@ -35,4 +44,6 @@ class Tune(Spec):
                 else "answers; add one of kind chat"
             )
             raise ValueError(f"objective: none learns from {what}")
+        if self.trainable.kind in ("none", "prompt"):
+            raise ValueError(f"trainable.kind={self.trainable.kind} is not built here; lora, parts or full")
         return self

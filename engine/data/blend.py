@@ -11,7 +11,7 @@ import numpy as np
 from atelier.engine.config.batch import DOCUMENTS, batch_tensor
 from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.exact_shares import Stretch, stretches_of
+from atelier.engine.config.exact_shares import Stretch, batches_of, stretches_of
 from atelier.engine.config.mixture import Assignment, cap_in_rows
 from atelier.engine.data.counter_rng import Permutation
 
@@ -64,8 +64,10 @@ class Blend:
 
     With `assignment` blocks, every block of 4096 samples holds each set in its share of 4096 (largest
     remainder, at least once), in an order keyed by the block. With exact, every prefix of the stream holds
-    each set within one sample of its share (engine/config/exact_shares.py). Within a set, each epoch visits
-    every sample once, in an order keyed by the epoch. Reading sample i costs the same for any i.
+    each set within one sample of its share (engine/config/exact_shares.py). With batches, every `rows`
+    samples hold each set in its share, and those of a text together (`texts`: its number, for each set).
+    Within a set, each epoch visits every sample once, in an order keyed by the epoch. Reading sample i costs
+    the same for any i.
 
     `later`: ascending samples, each with the weights from it on; the assignment restarts there, epochs
     continue. `caps`: epochs of each set at most, 0 = none; exact only. `last`: samples of the training.
@@ -83,6 +85,8 @@ class Blend:
         assignment: Assignment = "blocks",
         caps: Sequence[float] = (),
         last: int = 0,
+        rows: int = 0,
+        texts: Sequence[int] = (),
     ) -> None:
         every = [[weight for _, weight in streams], *(weights for _, weights in later)]
         read = [max(weights) for weights in zip(*every, strict=True)]
@@ -104,7 +108,9 @@ class Blend:
         self._phases: list[_Phase] = []
         self._blocks: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         phases = [(0, every[0]), *later]
-        if assignment == "exact":
+        if assignment == "batches":
+            self._exact = batches_of(phases, texts, rows, seed)
+        elif assignment == "exact":
             every_cap = zip(self._datasets, caps or [0.0] * len(streams), strict=True)
             limits = [cap_in_rows(cap, len(dataset)) if cap else 0 for dataset, cap in every_cap]
             self._exact = stretches_of(phases, limits, seed, last)
@@ -288,6 +294,7 @@ class Blend:
 
 def planned(plan: DataPlan, datasets: Sequence[Dataset], *, unit: int = 1) -> Blend:
     """The blend of a training's data plan; `datasets` are those of its streams."""
+    named = [stream.source for stream in plan.streams]
     return Blend(
         [(dataset, stream.weight) for dataset, stream in zip(datasets, plan.streams, strict=True)],
         plan.seed,
@@ -296,6 +303,8 @@ def planned(plan: DataPlan, datasets: Sequence[Dataset], *, unit: int = 1) -> Bl
         assignment=plan.assignment,
         caps=[stream.epochs for stream in plan.streams],
         last=plan.last,
+        rows=plan.global_batch,
+        texts=[sorted(set(named)).index(name) for name in named],
     )
 
 

@@ -10,6 +10,9 @@ those of special methods, whose names say little.
 
 From translation catalogues: messages, and the catalogue that they are from; messages of several catalogues
 are left out. A translation is on the side of its original.
+
+From a generated language: pairs of sentences, and whether the second follows from the first. Pairs with the
+same verb and object are on one side, in all languages.
 """
 
 import json
@@ -23,6 +26,8 @@ from typing import TypedDict, cast
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels, is_stdlib, share_note
 from atelier.engine.config.error import DataError
+from atelier.engine.config.generated import generated
+from atelier.engine.data import languages
 from atelier.engine.data.catalogue import ORIGINAL
 from atelier.engine.data.copies import joined, normalised, text_group, without_bom
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
@@ -88,7 +93,7 @@ def label(
         if is_stdlib(labels.source):
             examples, splits = _from_docstrings(labels, files, reader, f"{place}.source")
         else:
-            examples = _from_lines(labels, files, reader, counts)
+            examples = _from_lines(labels, files, reader, counts) if files else _from_pairs(labels)
             _check_told_apart(examples, labels, counts, place, progress)
             groups = joined((normalised(e["prompt"]), e["group"]) for e in examples)
             sides = split_of(groups.values(), labels.held_out, f"{place}.source")
@@ -300,6 +305,14 @@ def _from_lines(
     kept = [example for (text, _), example in found.items() if catalogues[text] < 2]
     counts["in_several"] = len(found) - len(kept)
     return kept
+
+
+def _from_pairs(labels: Labels) -> list[PlainExample]:
+    found: dict[str, PlainExample] = {}
+    for group, first, second, answer in languages.pairs(generated(labels.source, 1)):
+        prompt = f"{first}\n{second}{ASKED}"
+        found.setdefault(prompt, {"prompt": prompt, "completion": f" {answer}", "group": group})
+    return [*found.values()]
 
 
 def _cut(example: PlainExample, most: int, *, is_open: bool) -> PlainExample:

@@ -1,7 +1,8 @@
 """The task `render`: write conversations as token files, one per row, with marks on the assistant's text.
 
 Files per split: `<split>.bin` and `<split>.ends.npy` as in `encode`, and `<split>.learned.bin` (uint8, 1 =
-token is learned). `chat_template.jinja`: the template, if it is not the model's own.
+token is learned). `chat_template.jinja`: the template, if it is not the model's own. `pairs.jsonl`, if asked
+for: a PairLine for each prompt with its answer.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple, TypedDict, cast
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from atelier.engine.config.base import Json, canonical
 from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import is_stdlib, share_note
 from atelier.engine.config.error import DataError
+from atelier.engine.config.generated import generated, is_generated
+from atelier.engine.data import languages
 from atelier.engine.data.chat_template import ChatMessage
 from atelier.engine.data.chat_tokens import ASSISTANT, ChatRow, ChatTokens
 from atelier.engine.data.copies import normalised, without_bom
@@ -25,14 +29,24 @@ from atelier.engine.data.row import Column, fields_of, kind_of, text_problem
 from atelier.engine.data.source import Files, docstrings
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.tokens import token_dtype
-from atelier.engine.data.vocabulary import CHAT_TEMPLATE
+from atelier.engine.data.vocabulary import CHAT_TEMPLATE, Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import total_bytes
 
 ROLES = ("system", "user", ASSISTANT)
-LEARNED = "learned.bin"
+LEARNED, PAIRS = "learned.bin", "pairs.jsonl"
 TOGETHER, TOGETHER_CHARACTERS = 64, 1 << 18  # maximum of conversations rendered at once
+
+
+class PairLine(TypedDict):
+    """A prompt and its answer. `asked`: the text that a model reads before the answer."""
+
+    split: str
+    group: str
+    prompt: str
+    answer: str
+    asked: str
 
 
 def render(
@@ -45,9 +59,11 @@ def render(
     progress: Progress,
     place: str = "chats",
     length: str = "train.sequence",
+    pairs: bool = False,
 ) -> dict[str, Json]:
     """Write the token files of both splits; rows have at most `sequence` + 1 tokens. Returns the summary.
-    `place`, `length`: configuration keys of `chats` and `sequence`, for errors.
+    `place`, `length`: configuration keys of `chats` and `sequence`, for errors; `pairs`: whether to write
+    pairs.jsonl.
 
     A longer row ends with the last answer that fits; rows without one are left out. Both are counted, as are
     copies, which may differ in blanks and line ends. Raises DataError if nothing is left.
@@ -58,13 +74,13 @@ def render(
     tokens = ChatTokens(model, scratch, chats.template, now, place)
     counts: Counter[str] = Counter()
     dtype, longest = token_dtype(tokens.vocabulary.size), 0
-    groups, lengths = list[str](), list[int]()
+    groups, lengths, asked = list[str](), list[int](), list[PairLine]()
     with (
         SourceReader(on_error=chats.on_error, place=place, progress=progress) as reader,
         open(scratch / "ids", "wb") as ids,
         open(scratch / LEARNED, "wb") as learned,
     ):
-        for group, rows in _conversations(chats, files, reader, tokens, counts):
+        for group, messages, rows in _conversations(chats, files, reader, tokens, counts):
             for row in rows:
                 longest = max(longest, row.learned[0][1] - 1)
                 if (fitting := _fitting(row, sequence + 1, counts)) is None:
@@ -73,6 +89,8 @@ def render(
                 lengths.append(len(fitting.ids))
                 ids.write(np.array(fitting.ids, dtype=dtype).tobytes())
                 learned.write(_mask(fitting).tobytes())
+                if pairs and len(messages) == 2:
+                    asked.append(_asked(group, messages, fitting, tokens.vocabulary))
     if counts["cut"] or counts["too_long"]:
         progress.warn(
             f"{counts['cut']} rows are longer than {length}={sequence} tokens and end with an earlier"
@@ -94,6 +112,11 @@ def render(
     own, rest = (int(summary[f"{name}_tokens"]) for name in (HELD_OUT, TRAIN))
     if said := share_note(own, own + rest, chats.held_out, f"{place}.held_out"):
         progress.warn(said)
+    if pairs:
+        for each in asked:
+            each["split"] = splits[each["group"]]
+        lines = [canonical(cast(Json, each)) + b"\n" for each in asked]
+        output.add_bytes(PAIRS, b"".join(lines))
     if not tokens.is_own:
         output.add_bytes(CHAT_TEMPLATE, tokens.template.encode())
     return {
@@ -113,11 +136,11 @@ def render(
 
 def _conversations(
     chats: Chats, files: Files, reader: SourceReader, tokens: ChatTokens, counts: Counter[str]
-) -> Iterator[tuple[str, list[ChatRow]]]:
-    """The digest of each conversation, and its rows."""
+) -> Iterator[tuple[str, list[ChatMessage], list[ChatRow]]]:
+    """The group of each conversation, its messages, and its rows."""
     for some in _together(_distinct(chats, files, reader, counts)):
-        tokens.prepare([messages for _, _, messages in some])
-        for where, digest, messages in some:
+        tokens.prepare([each.messages for each in some])
+        for where, digest, messages, group in some:
             try:
                 rows = tokens.rows(messages)
             except DataError as error:
@@ -127,15 +150,24 @@ def _conversations(
             counts["each_answer"] += len(rows) > 1
             counts["special_text"] += tokens.holds_special(messages)
             # all answers of one prompt are in one split
-            yield _digest(messages[:1]) if chats.has_pairs else digest, rows
+            yield group or (_digest(messages[:1]) if chats.has_pairs else digest), messages, rows
+
+
+class _Conversation(NamedTuple):
+    """`group`: conversations that are held out together, '' = those of one prompt."""
+
+    where: str
+    digest: str
+    messages: list[ChatMessage]
+    group: str
 
 
 def _distinct(
     chats: Chats, files: Files, reader: SourceReader, counts: Counter[str]
-) -> Iterator[tuple[str, str, list[ChatMessage]]]:
-    """The place, digest and messages of each conversation, without exact copies."""
+) -> Iterator[_Conversation]:
+    """Each conversation, without exact copies."""
     seen: set[str] = set()
-    for where, messages in _messages(chats, files, reader):
+    for where, messages, group in _messages(chats, files, reader):
         if isinstance(messages, str):
             reader.broken(where, messages)
             continue
@@ -144,17 +176,15 @@ def _distinct(
             counts["duplicates"] += 1
             continue
         seen.add(digest)
-        yield where, digest, messages
+        yield _Conversation(where, digest, messages, group)
 
 
-def _together(
-    found: Iterator[tuple[str, str, list[ChatMessage]]],
-) -> Iterator[list[tuple[str, str, list[ChatMessage]]]]:
+def _together(found: Iterator[_Conversation]) -> Iterator[list[_Conversation]]:
     """Groups of conversations that are rendered at once."""
     some, size = [], 0
     for each in found:
         some.append(each)
-        size += sum(len(message["content"]) for message in each[2])
+        size += sum(len(message["content"]) for message in each.messages)
         if len(some) == TOGETHER or size > TOGETHER_CHARACTERS:
             yield some
             some, size = [], 0
@@ -169,13 +199,17 @@ def _digest(messages: list[ChatMessage]) -> str:
 
 def _messages(
     chats: Chats, files: Files, reader: SourceReader
-) -> Iterator[tuple[str, list[ChatMessage] | str]]:
-    """The place of each row, and its messages or the reason why it has none."""
+) -> Iterator[tuple[str, list[ChatMessage] | str, str]]:
+    """The place of each row, its messages or the reason why it has none, and its group, '' = its own."""
+    if is_generated(chats.source):
+        for group, sentence, translation in languages.translations(generated(chats.source, 2)):
+            yield sentence, _pair(sentence, translation), group
+        return
     if is_stdlib(chats.source):
         for name, found in docstrings(files, reader):
             prompt = " ".join(found.text.partition("\n\n")[0].split())
             if found.signature and prompt:
-                yield name, _pair(prompt, found.signature)
+                yield name, _pair(prompt, found.signature), ""
         return
     pair = (chats.prompt, chats.answer)
     columns = [Column(names=(each,)) for each in pair]
@@ -184,14 +218,26 @@ def _messages(
     for path, expected in files:
         for _, where, row in reader.rows(path, expected, columns):
             if not chats.has_pairs:
-                yield where, messages_of(row, chats.field)
+                yield where, messages_of(row, chats.field), ""
                 continue
             problems = [text_problem(row, each) for each in pair]
             problems += [
                 f"field '{each}' is empty" for each in pair if not normalised(str(row.get(each, "")))
             ]
             problem = next((each for each in problems if each), "")
-            yield where, problem or _pair(str(row[chats.prompt]), str(row[chats.answer]))
+            yield where, problem or _pair(str(row[chats.prompt]), str(row[chats.answer])), ""
+
+
+def _asked(group: str, messages: list[ChatMessage], row: ChatRow, vocabulary: Vocabulary) -> PairLine:
+    prompt, answer = (each["content"] for each in messages)
+    before = row.ids[len(vocabulary.before) : row.learned[0][0]]
+    return {
+        "split": "",
+        "group": group,
+        "prompt": prompt,
+        "answer": answer,
+        "asked": vocabulary.decode(before),
+    }
 
 
 def _pair(prompt: str, answer: str) -> list[ChatMessage]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from atelier.engine.config.data import Source, is_stdlib, stdlib_part
 from atelier.engine.config.error import DataError
-from atelier.engine.data import standard_library
+from atelier.engine.config.generated import generated, is_generated
+from atelier.engine.data import languages, standard_library
 from atelier.engine.data.copies import text_group, without_bom
 from atelier.engine.data.row import Column, text_problem
 from atelier.engine.data.source_reader import SourceReader
@@ -49,6 +50,11 @@ def documents(
         is_last = files[within][-1:] == files[-1:]
         if is_whole and part != "code" and is_last:  # not if only some packages are wanted
             yield from _builtin_documents()
+        return
+    if is_generated(source.source):
+        asked = generated(source.source, 1)
+        for number, text in enumerate(languages.documents(asked) if not within.start else (), start=1):
+            yield from _document(f"{asked.title}:{number}", text, "generated")
         return
     names = short_names(path for path, _ in files)
     for path, expected in files[within]:

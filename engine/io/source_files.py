@@ -26,6 +26,7 @@ from atelier.engine.config.error import (
     nearest,
     printable,
 )
+from atelier.engine.config.generated import is_generated
 from atelier.engine.io import remote, storage
 from atelier.engine.io.hub import commit_of, pinned
 
@@ -83,13 +84,15 @@ def files_of(source: Source | Labels | Chats, place: str = "") -> list[str]:
     """The files of `source.source`, sorted: absolute local paths, or URLs (hub URLs with commit). `place`:
     its configuration key, for errors.
 
-    `stdlib`: the sources of this interpreter's standard library. Otherwise a file, a folder (all text files
-    below it) or an fsspec glob. Raises ConfigError for a missing path, a kind of file that cannot be read or
-    needs a missing package, or an fsspec URL that cannot be opened; DataError for a folder or glob without
-    text files.
+    `stdlib`: the sources of this interpreter's standard library. Generated text has none. Otherwise a file, a
+    folder (all text files below it) or an fsspec glob. Raises ConfigError for a missing path, a kind of file
+    that cannot be read or needs a missing package, or an fsspec URL that cannot be opened; DataError for a
+    folder or glob without text files.
     """
     if is_stdlib(source.source):
         return stdlib_files(source.source.partition(":")[2])
+    if is_generated(source.source):
+        return []
     name = {Labels: "finetune.labels", Chats: "chats"}.get(type(source), "data")
     place, endings = place or f"{name}.source", TEXT + ROWS if name == "data" else ROWS
     fields = (getattr(source, "field", ""), getattr(source, "prompt", ""))

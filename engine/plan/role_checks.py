@@ -93,7 +93,15 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
 
 
 def check_caps(sharing: Sharing, train: Train) -> None:
-    """Raise ConfigError for caps of epochs in a training whose rows grow: a cap counts rows of one length."""
+    """Raise ConfigError for caps of epochs in a training whose rows grow, since a cap counts rows of one
+    length; and for shares of each step where steps grow.
+    """
+    if sharing.assignment == "batches" and train.progressive.grows:
+        raise ConfigError(
+            "data.assignment",
+            "batches, and train.progressive changes the rows of a step",
+            "train.progressive.steps=0, or assignment=exact",
+        )
     if sharing.epochs and train.progressive.steps and train.progressive.sequence < 1:
         raise ConfigError(
             "data.epochs",

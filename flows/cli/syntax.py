@@ -300,6 +300,7 @@ TABLE = (
             Option("--pool", "allow: the pool of conf/pool on which its tasks run [here]", "POOL"),
             Option("--tracker", "allow: the tracker of conf/tracker for its tasks here [mlflow]", "TRACKER"),
             Option("--hourly", "allow: GB an hour to and from it, in all [any]", "GB"),
+            Option("--mbps", "serve: Mbit/s that it sends at most, to all sites [any]", "MBPS"),
             Option("--with-parent", "serve: stop, with all its runs, when standard input ends"),
             Option("--listen", "serve: where to listen [127.0.0.1 and its address's port]", "HOST:PORT"),
         ),

@@ -75,7 +75,8 @@ KEYS = (  # the keys changed most; `*` is any name; a flow's form has those in i
     "train.checkpoint_every", "parallel.shard", "parallel.replicate", "parallel.tensor",
     "parallel.pipeline", "parallel.context", "parallel.expert", "optim.lr", "roles.*.optim.lr",
     "roles.*.start", "grow.vocab", "grow.mix", "tune.chats.source", "tune.steps", "tune.sequence",
-    "tune.optim.lr", "finetune.num_labels", "finetune.draws", "finetune.epochs", "finetune.optim.lr",
+    "tune.optim.lr", "tune.student_optim.lr", "detect.steps", "finetune.num_labels", "finetune.draws",
+    "finetune.epochs", "finetune.optim.lr",
     "score.controls", "score.max_tokens", "score.max_examples",
 )  # fmt: skip
 SECTIONS = (  # of a form, in order; others follow in the flow's order

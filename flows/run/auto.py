@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Data, Finetune, Score, Tokenizer, is_stdlib
+from atelier.engine.config.detect import Detect
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
@@ -257,13 +258,16 @@ def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
         if train is not None and role.moves:
             place = f"roles.{name}.optim.schedule" if name else "optim.schedule"
             yield place, role.optim.schedule, int(role.start), role.last(train.num_steps)
-    for section in ("finetune", "generate"):
-        tuning: Finetune | None = getattr(arguments, section, None)
+    for place in ("finetune", "generate", "transfer"):
+        tuning: Finetune | None = getattr(arguments, place, None)
         if tuning is not None:
-            yield f"{section}.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
-    tune: Tune | None = getattr(arguments, "tune", None)
-    if tune is not None:
-        yield "tune.optim.schedule", tune.optim.schedule, 0, tune.steps
+            yield f"{place}.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
+    for name, kind in (("detect", Detect), ("tune", Tune)):
+        section = getattr(arguments, name, None)
+        if isinstance(section, kind):
+            yield f"{name}.optim.schedule", section.optim.schedule, 0, section.steps
+        if isinstance(section, Tune):
+            yield f"{name}.student_optim.schedule", section.student_optim.schedule, 0, section.steps
 
 
 def _gives(text: str, key: str) -> bool:

@@ -156,7 +156,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
     if sites.names and from_form:
         way_out = "leave sites out; `atelier <flow> sites=[a,b]` runs over several"
         raise ConfigError("sites", "a form's run is at one site", way_out)
-    if not sites.names and sites != Sites():
+    if not sites.names and sites.needs_names:
         raise ConfigError("sites.names", "is empty, but other keys of sites are given", "sites=[a,b]")
     if sites.names and task_pools:
         raise ConfigError("pool.tasks", "a run over several sites has one pool at each", "leave it out")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from atelier.engine.config.base import Json, JsonObject, Spec, parse
+from atelier.engine.config.detect import DETECTOR, GENERATOR, Detect
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.kind_files import section_class
@@ -20,7 +21,8 @@ from atelier.infra.sites.policy import Policies
 
 LIST = re.compile(r"^\+{0,2}sites=(\[.*\])$", re.DOTALL)
 LOOPBACK = "sites"  # folder of a store
-LINKED = ("train", "tune")  # sections with a `link`
+LINKED = ("train", "detect", "tune")  # sections with a `link`
+APART = {"detect": (GENERATOR, DETECTOR), "tune": (STUDENT, TEACHER)}  # roles at home, and at another site
 KINDS = ("rows", "roles")  # of a link, by site
 
 
@@ -88,7 +90,7 @@ def _check_others(sites: Sites, home: str) -> None:
     """Raises ConfigError for settings of other sites that name this one."""
     if home in sites.parallel:
         raise ConfigError(f"sites.parallel.{home}", "is this site", "parallel has the layout here")
-    if home in sites.mbps:
+    if isinstance(sites.mbps, dict) and home in sites.mbps:
         raise ConfigError(f"sites.mbps.{home}", "is this site", "the link to another has that one's name")
 
 
@@ -101,13 +103,18 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
     train = section_of(document.get("train"))
     link, batch = section_of(train.get("link")), train.get("global_batch")
     if not any(map(link.get, KINDS)) and not sites.at and isinstance(batch, int):
+        link = {
+            **{key: one for key, one in sites.link.items() if key != "choose" or "codec" not in link},
+            **link,
+        }
         every = {} if "every" in link else {"every": interval(train, link)}
         result["train"] = {**train, "link": {**link, **every, "rows": {**shares(batch, sites.names)}}}
-    if tune := section_of(document.get("tune")):
-        link = section_of(tune.get("link"))
-        other = next(name for name in sites.names if name != here.name)
-        roles = link.get("roles") or {other: [TEACHER], here.name: [STUDENT]}
-        result["tune"] = {**tune, "link": {**link, "roles": cast(JsonObject, roles)}}
+    other = next(name for name in sites.names if name != here.name)
+    for name, (ours, theirs) in APART.items():
+        if section := section_of(document.get(name)):
+            link = section_of(section.get("link"))
+            roles = link.get("roles") or {other: [theirs], here.name: [ours]}
+            result[name] = {**section, "link": {**link, "roles": cast(JsonObject, roles)}}
     for section in LINKED:
         link = section_of(section_of(result.get(section)).get("link"))
         if section_of(link.get("membership")).get("coordinator") == ANY:
@@ -166,7 +173,7 @@ def check_site_given(arguments: Spec) -> None:
 def linked(arguments: Spec) -> dict[str, Spec]:
     """The sections of a flow's arguments that can train at several sites, by name."""
     found = {name: getattr(arguments, name, None) for name in LINKED}
-    return {name: section for name, section in found.items() if isinstance(section, Train | Tune)}
+    return {name: section for name, section in found.items() if isinstance(section, Train | Detect | Tune)}
 
 
 def linked_at(document: Mapping[str, Json], site: str, mailbox: str) -> dict[str, Json]:

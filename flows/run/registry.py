@@ -44,6 +44,7 @@ IDLE: dict[str, tuple[str, ...]] = {
 # parts of an extension's section (Section.NEEDS) without effect in a flow: section, part, flows
 IDLE_PARTS = (
     ("train", "roles", ("pretrain", "titan", "instruct", "semoe", "nebula", "cpm2")),
+    ("detect", "rows", ("nebula",)),
     ("tune", "rows", ("nebula",)),
 )
 

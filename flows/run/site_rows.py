@@ -24,7 +24,7 @@ class Here:
 def here_of(frozen: RunConfig, nodes: Sequence[Node]) -> Here:
     """This site. If the run is started at each site separately, it is named by the links."""
     if frozen.here is not None:
-        return Here(frozen.here.name, frozen.sites.mbps)
+        return Here(frozen.here.name, frozen.sites.rates)
     named = (site_here(node.training.train) for node in nodes if node.task == "train")
     return Here(next(filter(None, named), ""))
 

@@ -46,7 +46,7 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
                 if peer != name and not policies.has(peer):
                     policies.set(SitePolicy(site=peer, tasks=everything, sends=everything, tracker="none"))
             store = root if name == home else str(folders[name] / "store")
-            agent = _Agent(keys[name], store, folders[name] / LOG)
+            agent = _Agent(keys[name], store, folders[name] / LOG, sites.limit)
             stack.callback(agent.end)
             card = keys[name].card.model_copy(update={"address": "" if name == home else agent.address})
             write_bytes(str(keys[name].card_path), card.text)
@@ -69,8 +69,8 @@ def _keys(folder: Path, name: str) -> Keys:
 class _Agent:
     """A site's agent, which is restarted when it dies and ends with this process."""
 
-    def __init__(self, keys: Keys, store: str, log: Path) -> None:
-        self._keys, self._store, self._log = keys, store, log
+    def __init__(self, keys: Keys, store: str, log: Path, mbps: float) -> None:
+        self._keys, self._store, self._log, self._mbps = keys, store, log, mbps
         self._ended = threading.Event()
         keys.mailbox.mkdir(parents=True, exist_ok=True)
         self.address = "127.0.0.1:0"
@@ -82,6 +82,7 @@ class _Agent:
         """Raises AtelierError if it does not listen."""
         command = [sys.executable, "-m", "atelier", "site", "serve", "--with-parent"]
         command += ["--keys", str(self._keys.folder), "--listen", self.address]
+        command += ["--mbps", str(self._mbps)] if self._mbps else []
         env = others_environment() | {"ATELIER_ROOT": self._store, "PYTHONPATH": str(IMPORT_ROOT)}
         with self._log.open("ab") as file:
             self._process = subprocess.Popen(

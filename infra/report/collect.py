@@ -39,6 +39,7 @@ class ReportConfig(Spec):
     title: str
     teachers: dict[str, str] = Field(description="student -> its teacher")
     controls: dict[str, str] = Field(description="student -> its control")
+    note: str = ""  # about all of its numbers
 
 
 ASKED = ("/zero-shot", "/few-shot")  # suffixes of the score keys of models that were not fine-tuned
@@ -111,6 +112,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         {key: store.find(*ref) for key, ref in node.inputs.items() if key.startswith("audit.")}, store
     )
     exams = exams_of(found, [record for record in asked if record is not None], store)
+    notes = [config.note, *notes_of(rows, found), *(note for _, each in extra for note in each)]
     return ReportContent(
         title=config.title,
         command=command,
@@ -118,7 +120,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         curves=curves,
         samples=samples,
         graph=lineage(store, found[focus].fingerprint) if focus else None,
-        notes=[*notes_of(rows, found), *(note for _, each in extra for note in each)],
+        notes=[each for each in notes if each],
         more=[
             *exam_tables(exams),
             *audit_tables(audits),

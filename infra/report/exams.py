@@ -136,9 +136,22 @@ def exam_tables(exams: Sequence[ModelExam]) -> list[Table]:
         guess = "" if each.chance is None else f"{100 * each.chance:.1f} %"
         exam = each.exam
         rows.append([each.label, exam["set"], str(exam["shots"]), f"{exam['questions']:,}", *cells, guess])
+    rows += _rivals(exams, metrics)
     tables = [Table("Exams", head, rows, ["model"] * len(rows)).filled()]
     finished = [each for each in exams if each.step is None]
     return [*tables, *_slices(exams), *_differences(finished), *_draws(finished)]
+
+
+def _rivals(exams: Sequence[ModelExam], metrics: Sequence[str]) -> list[list[str]]:
+    """Rows of the answers without a model that sets have, once for each set."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for each in exams:
+        exam = each.exam
+        for name, found in exam.get("rivals", {}).items():
+            own = {key: Bounded(one["value"], one["low"], one["high"]) for key, one in found.items()}
+            cells = [interval_text(key, own[key]) if key in own else "" for key in metrics]
+            rows[exam["set"], name] = [name, exam["set"], "", f"{exam['questions']:,}", *cells, ""]
+    return [*rows.values()]
 
 
 def _slices(exams: Sequence[ModelExam]) -> list[Table]:

@@ -27,6 +27,22 @@ def _majority(rows: list[ReportRow]) -> str:
     return f"; always the most common answer: {told}" if told else ""
 
 
+def _within_chance(row: ReportRow, rows: list[ReportRow]) -> str:
+    """A note if a tuned model is not better than always giving the most common answer, on other examples than
+    it was tuned on; else ''.
+    """
+    examples = row["name"].removesuffix(" fine-tuned").partition(ON)[2]
+    named = {each["name"]: each.get("accuracy") for each in rows}
+    most, found = named.get(f"{MAJORITY}{ON}{examples}"), row.get("accuracy")
+    if not examples or row["kind"] != "finetuned" or most is None or found is None:
+        return ""
+    half = row.get("accuracy_interval") or 0.0
+    if row.get("draws", 1) > 1 and found - half > most:
+        return ""
+    why = "one draw, so nothing tells from chance" if row.get("draws", 1) < 2 else "within chance"
+    return f"{row['name']}: {found:.3f} beside {most:.3f} of the most common answer: {why}"
+
+
 def _of_rows(rows: list[ReportRow]) -> list[str]:
     notes = []
     if any(row.get("bits_per_byte") is not None for row in rows):
@@ -46,6 +62,8 @@ def _of_rows(rows: list[ReportRow]) -> list[str]:
             notes.append(
                 f"{row['name']} is {abs(row['delta']):.3f} nats per token {better} its same-seed control"
             )
+        if note := _within_chance(row, rows):
+            notes.append(note)
         if "accuracy_delta" in row:
             notes.append(
                 f"{row['name']}: {row['accuracy_delta']:+.3f} ± {row.get('accuracy_delta_interval', 0.0):.3f}"

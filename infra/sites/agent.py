@@ -20,7 +20,7 @@ from atelier.infra.sites.countersign import Countersigning
 from atelier.infra.sites.exchange import SiteExchange
 from atelier.infra.sites.file_items import Files
 from atelier.infra.sites.grpc_server import GrpcServer
-from atelier.infra.sites.hourly import Hourly
+from atelier.infra.sites.hourly import Hourly, SendLimit
 from atelier.infra.sites.incoming import Incoming
 from atelier.infra.sites.keys import AUDIT, Keys
 from atelier.infra.sites.loops import Loops, RepeatedJob
@@ -43,9 +43,11 @@ ALL, ROUNDS, NOTES = (
 
 
 class Agent:
-    """The agent of the site of `keys`, for the mailbox folder `mailbox`."""
+    """The agent of the site of `keys`, for the mailbox folder `mailbox`. `mbps`: most Mbit/s that it sends;
+    0 = no limit.
+    """
 
-    def __init__(self, keys: Keys, mailbox: str) -> None:
+    def __init__(self, keys: Keys, mailbox: str, mbps: float = 0.0) -> None:
         self.keys, self.site = keys, keys.card.site
         self._audit = audit = Audit(keys.folder / AUDIT)
         self._hourly, self._refusals = Hourly(keys.folder, audit), Refusals()
@@ -63,7 +65,7 @@ class Agent:
             self._meetings,
             self._signing,
         )
-        self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals)
+        self._exchange = SiteExchange(kinds, audit, self._hourly, self._refusals, SendLimit(mbps))
         calls = Calls(keys)
         # each thread of a peer has its own connection, so that one failure breaks off no other call
         self._channels, self._for_rounds, self._for_notes = (

@@ -21,7 +21,7 @@ from atelier.engine.config.base import Json, JsonObject, Spec, canonical
 from atelier.engine.config.document import parse_as, parse_object
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.infra.sites.audit import Audit
-from atelier.infra.sites.hourly import Hourly
+from atelier.infra.sites.hourly import Hourly, SendLimit
 from atelier.infra.sites.incoming import Arrival, NotTaken
 from atelier.infra.sites.kinds import Item, ItemKind
 from atelier.infra.sites.refusals import (
@@ -89,7 +89,15 @@ class Listing(Spec):
 class SiteExchange:
     """The calls that a site's agent answers and makes."""
 
-    def __init__(self, kinds: Iterable[AnyKind], audit: Audit, hourly: Hourly, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        kinds: Iterable[AnyKind],
+        audit: Audit,
+        hourly: Hourly,
+        refusals: Refusals,
+        pace: SendLimit | None = None,
+    ) -> None:
+        self._pace = pace or SendLimit()
         self.kinds: Mapping[str, AnyKind] = {kind.name: kind for kind in kinds}
         self._audit, self._hourly, self._refusals = audit, hourly, refusals
         self._settled = defaultdict[str, CompletedKeys[str]](CompletedKeys)  # by peer: not sent again
@@ -141,7 +149,7 @@ class SiteExchange:
     def _get(self, kind: AnyKind, item: AnyItem, offset: int, peer: str) -> Iterator[bytes]:
         path, left = kind.path(item, peer), (item.size or 0) - offset
         with self._hourly.admitted(peer, left):
-            yield from self._audit.given(blocks_of(path, offset), left, peer, **item.about)
+            yield from self._audit.given(self._pace.paced(blocks_of(path, offset)), left, peer, **item.about)
 
     def _list(self, kind: AnyKind, asked: ItemRequest, peer: str) -> dict[str, Json]:
         """The items for a peer, after its results for those that were listed before."""
@@ -232,7 +240,8 @@ class SiteExchange:
         left, began = (item.size or 0) - offset, time.monotonic()
         budget = nullcontext(iter) if item.size is None else self._hourly.admitted(peer, left, offset)
         with budget as counted:
-            blocks = counted(blocks_of(kind.path(item, peer), offset, link.block)) if item.size else ()
+            parts = blocks_of(kind.path(item, peer), offset, link.block) if item.size else ()
+            blocks = counted(self._pace.paced(parts)) if item.size else ()
             answer = self._call(link, "Put", kind, item, offset, blocks)
             if item.size is not None:  # it has crossed, whatever the answer is
                 kind.note("sent", peer, item, is_new=left > 0)

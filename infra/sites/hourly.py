@@ -1,9 +1,10 @@
 """Limit the bytes of messages and files to and from a peer in an hour, by a site's policy. Complete transfers
 are counted from the audit log, so the count survives a kill of the agent; those that broke off or were
-dropped are counted in memory.
+dropped are counted in memory. Also limit the rate at which an agent sends.
 """
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from atelier.infra.sites.last_hour import LastHour
 from atelier.infra.sites.policy import GIGA, Policies
 
 Counted = Callable[[Iterable[bytes]], Iterator[bytes]]  # counts blocks that pass
+PIECE = 1 << 16  # bytes sent at once under a limit of the rate
+MEGA, BITS = 1e6, 8
 
 
 class Hourly:
@@ -79,3 +82,25 @@ class Hourly:
 
 def _mega(size: float) -> str:
     return f"{size / 1e6:.3g} MB"
+
+
+class SendLimit:
+    """A limit of the rate at which an agent sends. `mbps`: most Mbit/s of bodies to all peers; 0 = any."""
+
+    def __init__(self, mbps: float = 0.0) -> None:
+        self._rate, self._free = mbps * MEGA / BITS, 0.0
+        self._lock = threading.Lock()
+
+    def paced(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The bytes of `blocks`, each piece when the ones before it have had their time."""
+        for block in blocks:
+            if not self._rate:
+                yield block
+                continue
+            for begin in range(0, len(block), PIECE):
+                piece = block[begin : begin + PIECE]
+                with self._lock:
+                    wait = self._free - time.monotonic()
+                    self._free = time.monotonic() + max(0.0, wait) + len(piece) / self._rate
+                time.sleep(max(0.0, wait))
+                yield piece

@@ -18,9 +18,9 @@ from atelier.infra.sites.desk import SiteOrder
 
 FOLDER, EVERYTHING = "policy", "all"
 GIGA = 1e9  # bytes
-# a path, or an address of any kind (also file:~/x); not stdlib:json,email
+# a path, or an address of any kind (also file:~/x); not stdlib:json,email or languages:svo
 PLACE = re.compile(
-    r"^[~/.\\]|^(?!stdlib(-prose|-code)?:)[A-Za-z][\w+.-]*:\S|[:/\\]{2}|(^|[/\\:,])\.\.([/\\,]|$)|:[/\\]"
+    r"^[~/.\\]|^(?!(stdlib(-prose|-code)?|languages):)[A-Za-z][\w+.-]*:\S|[:/\\]{2}|(^|[/\\:,])\.\.([/\\,]|$)|:[/\\]"
 )
 
 

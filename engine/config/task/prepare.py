@@ -35,6 +35,7 @@ class RenderConfig(Spec):
     files: tuple[tuple[str, str], ...]
     place: str = "chats"
     length: str = "train.sequence"
+    pairs: bool = False
 
 
 class EncodeConfig(Spec):
@@ -73,4 +74,5 @@ class PoseConfig(Spec):
     shots: int = 0
     seed: int = 0
     max_questions: int = 0
+    max_tokens: int = 0
     place: str = "evals"

@@ -142,7 +142,10 @@ def _serve(keys: Keys, options: argparse.Namespace) -> int:
     _check_folder(mailbox)
     root = Store(default_root()).root
     lock = keys.alone("site serve")
-    agent, runner = Agent(keys, mailbox), OrderRunner(keys, mailbox, root, _say)
+    agent, runner = (
+        Agent(keys, mailbox, _number(options.mbps, "--mbps", "Mbit/s") or 0.0),
+        OrderRunner(keys, mailbox, root, _say),
+    )
     keys.set_mailbox(mailbox)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stop.set())
@@ -241,7 +244,7 @@ def _allow(keys: Keys, options: argparse.Namespace) -> int:
         "sends": _words(options.send),
         "pool": options.pool,
         "tracker": options.tracker,
-        "hourly": _gigabytes(options.hourly),
+        "hourly": _number(options.hourly, "--hourly", "GB"),
     }
     changes = {field: value for field, value in given.items() if value is not None}
     policies = Policies(keys.folder)
@@ -272,7 +275,7 @@ def _allowed(policy: SitePolicy) -> str:
     return "; ".join(parts)
 
 
-def _gigabytes(given: str | None) -> float | None:
+def _number(given: str | None, flag: str, unit: str) -> float | None:
     if given is None:
         return None
     try:
@@ -280,7 +283,7 @@ def _gigabytes(given: str | None) -> float | None:
     except ValueError:
         found = -1.0
     if not 0 <= found < math.inf:
-        raise ConfigError("--hourly", f"{given!r} is not a number of GB", "give one like 2.5; 0 = any")
+        raise ConfigError(flag, f"{given!r} is not a number of {unit}", "give one like 2.5; 0 = any")
     return found
 
 
@@ -374,7 +377,7 @@ TAKES = {
     "allow": ("tasks", "read", "use", "send", "pool", "tracker", "hourly"),
     "revoke": (),
     "rotate": ("address",),
-    "serve": ("mailbox", "listen", "with_parent"),
+    "serve": ("mailbox", "listen", "mbps", "with_parent"),
     "audit": (),
     "orders": ("mailbox",),
     "cancel": ("mailbox",),

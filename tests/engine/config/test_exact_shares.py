@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.exact_shares import PERIOD, period_of, stretches_of, whole_weights
+from atelier.engine.config.exact_shares import PERIOD, batches_of, period_of, stretches_of, whole_weights
 
 MT_NLG = {  # table 1 of 2201.11990, in parts of 100,000
     "Books3": 14336, "RealNews": 8962, "OpenWebText2": 19336, "StackExchange": 5689, "Stories": 859,
@@ -100,3 +100,18 @@ def test_a_training_whose_every_source_is_capped_before_its_end_is_refused():
     assert stretches_of([(0, [1.0, 2.0])], [10, 20], 1, 30)[-1].drawn_before(30) == (10, 20)
     with pytest.raises(ConfigError, match="of any length"):
         stretches_of([(0, [1.0])], [10], 1, 0)
+
+
+def test_in_batches_the_rows_of_a_text_stand_together_and_every_row_comes_once():
+    """Two texts with two kinds of rows each, 3 to 1; also after a phase."""
+    weights = [0.75, 0.25, 0.75, 0.25]
+    first, later = batches_of([(0, weights), (80, [1.0, 1.0, 1.0, 1.0])], [0, 1, 0, 1], 8, 1)
+    sets, drawn = first.chosen(np.arange(80))
+    assert (sets.reshape(10, 8) % 2 == [0] * 6 + [1] * 2).all()
+    assert np.bincount(sets).tolist() == [30, 10, 30, 10] == list(first.drawn_before(80))
+    assert all(drawn[sets == n].tolist() == [*range(count)] for n, count in enumerate([30, 10, 30, 10]))
+    assert first.places(1, np.arange(10)).tolist() == np.flatnonzero(sets == 1).tolist()
+    sets, drawn = later.chosen(np.arange(80, 96))
+    assert (sets.reshape(2, 8) % 2 == [0] * 4 + [1] * 4).all() and drawn[sets == 1].min() == 10
+    with pytest.raises(ConfigError, match="2 sequences have none for some of 4"):
+        batches_of([(0, weights)], [0, 1, 0, 1], 2, 1)

@@ -213,11 +213,15 @@ def test_a_list_is_all_of_sites(root: Path) -> None:
     assert not compose("nebula", ["experiment=tiny"], from_form=True).sites.names
 
 
-def test_nebula_pretrains_at_both_and_its_student_is_at_home(root: Path) -> None:
-    found = sites_of(placed_nodes(compose("nebula", ["experiment=tiny"]), Store(str(root))))
-    assert {"train", "tune.a", "tune.controls", "render", "score", "report"} <= {*found["a"]}
+def test_nebula_pretrains_at_both_its_generator_and_its_student_are_at_home(root: Path) -> None:
+    words = ["experiment=tiny", "score.controls=true"]
+    found = sites_of(placed_nodes(compose("nebula", words), Store(str(root))))
+    assert {"train", "detect.a", "tune.a", "tune.controls", "pose.translation", "score", "report"} <= {
+        *found["a"]
+    }
     assert found["b"] == [
-        "curate@b", "learn_tokenizer@b", "encode@b", "train@b", "render@b", "tune.b@b"
+        "curate@b", "curate-sov@b", "learn_tokenizer@b", "encode@b", "encode-sov@b", "train@b",
+        "detect.b@b", "render@b", "tune.b@b",
     ]  # fmt: skip
     both = "tune.link.roles={b:[teacher,student]}"
     there = sites_of(placed_nodes(compose("nebula", ["experiment=tiny", both]), Store(str(root))))["b"]
@@ -234,6 +238,19 @@ def test_nebula_pretrains_at_both_and_its_student_is_at_home(root: Path) -> None
         (("~tune.objective.logits",), "none learns from the teacher"),
         (("~tune.objective.chat",), "none learns from answers"),
         (("tune.link.choose=[{kind:int8},{kind:int4}]",), "does nothing in the flow nebula"),
+        (("detect.link.every=4",), "does nothing in the flow nebula"),
+        (("detect.link.roles={a:[generator],b:[detecter]}",), "detecter is neither generator nor detector"),
+        (("~detect.objective.replaced",), "none learns from the generator"),
+        (("~detect.objective.lm",), "none predicts tokens"),
+        (
+            ("tune.trainable.kind=none", "~tune.trainable.rank", "~tune.trainable.alpha"),
+            "trainable.kind=none is not built here",
+        ),
+        (("tune.trainable={kind:lora,targets:[querry]}",), "the model has no matrix 'querry'"),
+        (("tune.chats.source=languages:svo",), "give two languages, to translate from and into"),
+        (("tune.chats.source=languages:svo-osv",), "there is no generated language 'osv'"),
+        (("data.source=languages:sov:-1",), "give the number of texts and the world"),
+        (("tune.chats.source=languages:svo-sov", "tune.chats.prompt=x", "tune.chats.answer=y"), "no fields"),
         (("tune.optim.schedule.warmup=500",), "warmup"),
         (("tune.chats.source=/nowhere.jsonl",), "tune.chats.source: "),
         (("tune.link.roles={a:[teacher],b:[]}",), "tune.link.roles: student is at no site"),

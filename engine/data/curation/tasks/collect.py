@@ -36,7 +36,7 @@ def collect(run: RunFile, progress: Progress, ranks: Ranks) -> Prepared | None:
     """
     config = parse(CollectConfig, run.config, "config")
     files = list(config.files)
-    spans = spans_of(sizes_of(files), config.shards)
+    spans = spans_of(sizes_of(files) or [0], config.shards)  # generated text has no files
     spool = Spool(run, "documents", [len(spans), run.config], ranks, progress)
     units = [f"{number:05d}" for number in range(len(spans))]
     spool.each(units, lambda name: _read(config, files, spans[int(name)], spool.scratch))

@@ -1,4 +1,6 @@
-"""Sites of a training in which a small model learns from a pretrained one. Torch-free."""
+"""Sites of a training of two roles, of which one learns from messages of the other. Torch-free."""
+
+from typing import ClassVar
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.tune import STUDENT, TEACHER
@@ -10,10 +12,12 @@ class TuneLink(Link):
     teacher at another site.
     """
 
+    ROLES: ClassVar[tuple[str, str]] = (TEACHER, STUDENT)
+
     def check_section(self, section: Spec) -> None:
         """As in Link, for a training too."""
         super().check_section(section)
         if self.rows:
             raise ValueError("link.rows: its roles live at different sites; use link.roles")
-        if strange := sorted({role for roles in self.roles.values() for role in roles} - {TEACHER, STUDENT}):
-            raise ValueError(f"link.roles: {strange[0]} is neither {TEACHER} nor {STUDENT}")
+        if strange := sorted({role for roles in self.roles.values() for role in roles} - {*self.ROLES}):
+            raise ValueError(f"link.roles: {strange[0]} is neither {self.ROLES[0]} nor {self.ROLES[1]}")
