@@ -4,6 +4,7 @@ fingerprints, and `FieldPlace`, which finds the spec field of a value in a docum
 
 import hashlib
 import json
+import re
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from typing_extensions import TypeAliasType
 
 from atelier.engine.config.error import ConfigError, nearest
@@ -313,11 +315,15 @@ def explain(error: ValidationError, kind: type[Spec], place: str, document: Give
 
     With the faulty `document`, fields below a section whose `kind` chooses the spec are found as well.
     """
-    faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+    faults = sorted(
+        error.errors(), key=lambda fault: (fault["type"] != "extra_forbidden", _is_of_section(fault))
+    )
     fault = faults[0]
     here, is_field = FieldPlace("", kind, document), True
     parts: list[str] = []
     for part in fault["loc"]:
+        if _ARM.match(str(part)):
+            continue
         below = here.down(str(part)) if is_field else None
         is_field = below is not None
         here = below or here
@@ -333,11 +339,19 @@ def explain(error: ValidationError, kind: type[Spec], place: str, document: Give
         return ConfigError(where, "a value is required", f"give {where}=<value>")
     if isinstance(fault["input"], Mapping):  # a validator over several keys has the values in its message
         return ConfigError(where or "configuration", _sentence(fault["msg"]))
-    if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
+    if _is_of_section(fault):
         return ConfigError(
             where, f"must be a section (given: {_short(fault['input'])})", f"give {where}.<key>=<value>"
         )
     return ConfigError(where, f"{_sentence(fault['msg'])} (given: {_short(fault['input'])})", here.about)
+
+
+_ARM = re.compile(r"(function-|constrained-|dict\[)")  # pydantic's name of a member of a union
+
+
+def _is_of_section(fault: ErrorDetails) -> bool:
+    """Whether a section was expected, which of a union's members is the least likely one."""
+    return fault["type"] in ("model_type", "dict_type", "model_attributes_type")
 
 
 def _sentence(message: str) -> str:

@@ -77,6 +77,8 @@ MISTAKES = [
     ("pretrain model.num_heads=-1", "greater than or equal to 1 (given: -1)", "must divide hidden"),
     ("pretrain parallel.shard=-1", "greater than or equal to 1 (given: -1)", "auto = the pool's slots"),
     ("pretrain train.precision=i8", "'bf16', 'fp32', 'fp64' or 'fp8' (given: 'i8')", "arithmetic: bf16"),
+    ("nebula sites.mbps=-1", "sites.mbps: input should be greater than 0 (given: -1)", "Mbit/s each way"),
+    ("nebula sites.mbps=fast", "sites.mbps: input should be a valid number", "(given: 'fast')"),
     ("pretrain train.precision=fp8", "fp8, but the pool's devices are CPUs", "precision=bf16 runs"),
     ("pretrain pool=h100", "h100 is only for plans", "without paper"),
     ("pretrain pool.gpu=h10", "unknown device type 'h10'", "did you mean h100?"),
