@@ -73,14 +73,8 @@ class Inheritance(Parts):
             " grow.scratch=false generate.num_labels=32 generate.epochs=1 score.memory_gb=0"
             f" tokenizer.specials={json.dumps(SPECIALS, separators=(',', ':'))}"
         )
-        words = [
-            "cpm2",
-            *few.split(),
-            *decoder.split(),
-            "tokenizer.vocab=1024",
-            "grow.vocab=1536",
-            "parallel.threads=1",
-        ]
+        sizes = "tokenizer.vocab=1024 grow.vocab=1536 parallel.threads=1"
+        words = ["cpm2", *few.split(), *decoder.split(), *sizes.split()]
         store = self.store / "languages"
         run_flow(store, words)
         found: dict[str, dict[str, str]] = {"old": {}, "new": {}}
