@@ -67,24 +67,14 @@ class Inheritance(Parts):
         """Tokens of both languages in the first one's tokenizer and in the one that was extended for both,
         and these tokenizers.
         """
-        few = [
-            "train.steps=8",
-            "grow.steps=8",
-            "grow.experts_steps=8",
-            "finetune.epochs=1",
-            "finetune.num_labels=32",
-        ]
-        decoder = [
-            "model=gpt_nano",
-            "objective=lm",
-            "upcycle={num_experts:4,experts_per_token:2,router:learned}",
-            f"tokenizer.specials={json.dumps(SPECIALS)}",
-            "grow.scratch=false",
-            "generate.num_labels=32",
-            "generate.epochs=1",
-            "score.memory_gb=0",
-        ]
-        words = ["cpm2", *few, *decoder, "tokenizer.vocab=1024", "grow.vocab=1536", "parallel.threads=1"]
+        few = "train.steps=8 grow.steps=8 grow.experts_steps=8 finetune.epochs=1 finetune.num_labels=32"
+        decoder = (
+            "model=gpt_nano objective=lm upcycle={num_experts:4,experts_per_token:2,router:learned}"
+            " grow.scratch=false generate.num_labels=32 generate.epochs=1 score.memory_gb=0"
+            f" tokenizer.specials={json.dumps(SPECIALS, separators=(',', ':'))}"
+        )
+        sizes = "tokenizer.vocab=1024 grow.vocab=1536 parallel.threads=1"
+        words = ["cpm2", *few.split(), *decoder.split(), *sizes.split()]
         store = self.store / "languages"
         run_flow(store, words)
         found: dict[str, dict[str, str]] = {"old": {}, "new": {}}
