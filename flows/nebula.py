@@ -13,6 +13,7 @@ from typing import TypedDict
 from atelier.engine.config.base import Spec, parse
 from atelier.engine.config.data import Data, Score, Tokenizer, Transfer
 from atelier.engine.config.detect import DETECTOR, GENERATOR, Detect
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.exam import Examine
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.mixture import Phase, Sharing
@@ -38,6 +39,7 @@ from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
 
 PATH_ONLY = "path only: these trainings are too short for their scores to say anything about the models"
+NO_CONTROL = "the student has no control here: score.controls=true trains it without a teacher, to compare"
 PRETRAINED, SOURCE, QUESTIONS = "pretrained", "main", "translation"
 
 
@@ -68,6 +70,12 @@ def nebula(
         name="detect", prefix="detect.", section="detect", **read(text, pair),
     )  # fmt: skip
 
+    if DETECTOR not in detecting:
+        raise ConfigError(
+            "detect.link",
+            "puts the detector at another site, but the next training begins from it",
+            "sites=[a,b] plans all sites together",
+        )
     roles = teacher_and_student(tune, first.model, detect.detector)
     chats = render(tune.chats, pretrained, tune.sequence, "tune.chats", "tune.sequence", pairs=True)
     translations = {
@@ -78,7 +86,7 @@ def nebula(
         "prefix": "tune.",
         "section": "tune",
     }
-    begun = {TEACHER: detecting.get(DETECTOR, pretrained), STUDENT: pretrained}
+    begun = {TEACHER: detecting[DETECTOR], STUDENT: pretrained}
     tuned = train_roles(
         roles, settings=like(train, "tune", tune, sequence=tune.sequence), parallel=parallel, inits=begun,
         name="tune", **translations,
@@ -106,8 +114,7 @@ def nebula(
         tokens=text.tokens[SOURCE],
         tokenizer=text.tokenizer,
     )
-    if DETECTOR in detecting:
-        scores |= transferred(detecting[DETECTOR], detect.detector, text, transfer, train, parallel, score)
+    scores |= transferred(detecting[DETECTOR], detect.detector, text, transfer, train, parallel, score)
     report(
         models,
         scores,
@@ -115,7 +122,7 @@ def nebula(
         teachers={STUDENT: TEACHER} if STUDENT in tuned else {},
         controls={STUDENT: control_of(STUDENT)} if alone else {},
         exams=exams,
-        note=PATH_ONLY if tune.path_only else "",
+        note=PATH_ONLY if tune.path_only else "" if alone else NO_CONTROL,
     )
     register(models, scores)
 

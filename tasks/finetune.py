@@ -52,7 +52,7 @@ def finetune(
 
     Raises ConfigError for settings, or a layout, that the model does not support.
     """
-    name, tuning = name or model.name, tuning_of(settings, train)
+    name, tuning, parallel = name or model.name, tuning_of(settings, train), parallel.at(0)
     roles = {key: role_of(key, spec, settings, section) for key in _keys(settings)}
     check_trainable(f"{section}.", roles["pretrained-0"])
     for asked in sections_of(tuning).values() if settings.scratch else ():

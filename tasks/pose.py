@@ -1,7 +1,6 @@
 """pose: make an evaluation set, the questions of a source as they are asked, with solved examples."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from atelier.engine.config.base import Json
@@ -91,12 +90,8 @@ def pose_held_out(corpus: Reference, settings: Pose) -> Reference:
 
 def pose_answered(chats: Reference, *, name: str, limit: int, most: int) -> Reference:
     """The first `limit` held-out prompts of rendered conversations (with their pairs) as a set of free
-    answers, of at most `most` tokens. Raises ConfigError without the library of their scores.
+    answers, of at most `most` tokens.
     """
-    if find_spec("sacrebleu") is None:
-        raise ConfigError(
-            "tune.asked", "chrF needs sacrebleu, which is not installed", "install the extra eval"
-        )
     return declare_one(
         "pose",
         KIND,

@@ -319,23 +319,36 @@ def run(node: Node, context: RunContext) -> None:
     if not found.situations:
         return
     _register(node, context, found)
-    layouts = Parallel.model_validate(node.layout)
+    layouts, end, reached = Parallel.model_validate(node.layout), settings.num_steps, 0
     while True:
-        _, until, layout = layouts.spans(min(found.from_step, settings.num_steps - 1), settings.num_steps)[0]
+        begin = max(found.from_step, reached)  # a replayed or ended role may stand earlier
+        _, until, layout = layouts.spans(min(begin, end - 1), end)[0]
         span = node.model_copy(update={"layout": layout.model_dump(mode="json"), "ranks": layout.ranks})
+        stopped: list[int] = []
         try:
-            _train_until(until if until < settings.num_steps else 0, span, context, found, resume)
+            _train_until(until if until < end else 0, span, context, found, resume, stopped)
             return
+        except PassedError:
+            pass  # another run has trained to a step of another layout meanwhile
         except StoppedError:
-            if context.stop.is_set() or until == settings.num_steps:
+            if context.stop.is_set() or stopped[-1:] != [until]:
                 raise
-            found = check(node.name, plan_resume(node, context.store, resume))
-            if found.from_step < until:  # something else stopped it
-                raise
+            reached = until
+        found = check(node.name, plan_resume(node, context.store, resume))
+        if not found.situations:
+            return
 
 
-def _train_until(until: int, node: Node, context: RunContext, found: ResumePlan, resume: Resume) -> None:
-    """One gang of the node's layout, to the end, or to step `until` if that is not 0: raises StoppedError."""
+class PassedError(AtelierError):
+    """A training stands at a step of another layout than the gang was asked for."""
+
+
+def _train_until(
+    until: int, node: Node, context: RunContext, found: ResumePlan, resume: Resume, stopped: list[int]
+) -> None:
+    """One gang of the node's layout, to the end, or to step `until` if that is not 0: raises StoppedError,
+    with the step in `stopped`. Raises PassedError if another run has reached that step.
+    """
     roles, settings, segments = unpack(node)
     placement, own = placement_of(settings, roles), node.training
     maps, models, now = maps_of(node), models_of(node), found
@@ -346,20 +359,13 @@ def _train_until(until: int, node: Node, context: RunContext, found: ResumePlan,
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
         _register(node, context, now)  # again: another run may have restarted it
         if until and now.from_step >= until:
-            raise AtelierError(
-                f"{node.name}: another run has trained on, to a step of another layout; run again"
-            )
-        every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
+            raise PassedError(f"{node.name}: another run has trained to step {now.from_step}")
+        vocab = context.vocab(node)
+        every = members(now, roles, models, context.store, fences, vocab, maps, resume)
         every = placement.with_others(
-            every,
-            segments,
-            context.vocab(node),
-            maps,
-            digest_of,
-            accept_code=resume.accept_code,
-            section=node.training.section,
+            every, segments, vocab, maps, digest_of, accept_code=resume.accept_code, section=own.section
         )
-        every = with_teachers(every, placement.roles_here(), context.vocab(node))
+        every = with_teachers(every, placement.roles_here(), vocab)
         data = own.data_plan
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
@@ -389,5 +395,6 @@ def _train_until(until: int, node: Node, context: RunContext, found: ResumePlan,
             inputs=inputs,
             seed=settings.seed,
             is_asked=lambda: is_asked(node),
+            heard=lambda message: stopped.append(message["stopped"]) if "stopped" in message else None,
         )
         context.gang(asked)

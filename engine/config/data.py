@@ -1,6 +1,7 @@
 """Specs of data: text sources, tokenizer, labelled examples, fine-tuning, scoring."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -51,6 +52,14 @@ def share_note(held_out: int, all_of_it: int, asked: float, place: str) -> str:
     )
 
 
+def check_unread(spec: Spec, names: Sequence[str]) -> None:
+    """Raise ValueError for a field with another value than its default, which a generated source ignores."""
+    for name in names:
+        value, usual = getattr(spec, name), type(spec).model_fields[name].default
+        if value != usual:
+            raise ValueError(f"{name}={value} does nothing with generated text; leave it out")
+
+
 class Source(Spec):
     source: str = Field(
         default="stdlib",
@@ -97,6 +106,7 @@ class Source(Spec):
     def _is_one_language(self) -> "Source":
         if is_generated(self.source):
             generated(self.source, 1)
+            check_unread(self, ("field", "on_error"))
         return self
 
 
@@ -295,6 +305,7 @@ class Labels(Spec):
     def _is_one_language(self) -> "Labels":
         if is_generated(self.source):
             generated(self.source, 1)
+            check_unread(self, ("task", "free", "prompt", "completion", "on_error", "max_chars"))
         return self
 
     @property

@@ -137,20 +137,20 @@ def batches_of(
     phases: Sequence[tuple[int, Sequence[float]]], texts: Sequence[int], rows: int, seed: int
 ) -> list[Stretch]:
     """The stretches of a stream in which each batch of `rows` samples has the samples of each text together.
-    `phases` as in `stretches_of`. Raises ConfigError for a source without a sample in each batch.
+    `phases` as in `stretches_of`. Raises ConfigError for shares that are no whole numbers of a batch's
+    samples.
     """
     found: list[Stretch] = []
     for begin, weights in phases:
         exact = [rows * weight / fsum(weights) for weight in weights]
-        counts = [int(each + ROUNDING) for each in exact]
-        order = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
-        for n in order[: rows - sum(counts)]:
-            counts[n] += 1
-        if any(weight and not count for weight, count in zip(weights, counts, strict=True)):
+        counts = [round(each) for each in exact]
+        if any(abs(each - count) > ROUNDING for each, count in zip(exact, counts, strict=True)):
+            shares = ", ".join(f"{each:.3g}" for each in exact)
             raise ConfigError(
                 "data.assignment",
-                f"batches, and {rows} sequences have none for some of {sum(map(bool, weights))} row sources",
-                "a larger train.global_batch, or assignment=exact",
+                f"batches, but the shares of the row sources are {shares} of a batch's {rows} sequences, not"
+                " whole numbers",
+                "another train.global_batch or other weights, or assignment=exact",
             )
         drawn = found[-1].drawn_before(begin) if found else (0,) * len(counts)
         found.append(Stretch(begin, tuple(counts), drawn, seed, tuple(texts)))

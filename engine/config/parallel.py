@@ -114,7 +114,8 @@ class Parallel(Spec):
     expert_products: ExpertProducts = Field(
         default="auto",
         description="matrix products of experts: loop = one per expert; grouped = one operation for all;"
-        " auto = grouped on CPUs if faster with equal bits, else loop",
+        " auto = grouped on CPUs if faster with equal bits, and on GPUs from compute capability 9.0 in 16"
+        " bits; else loop",
     )
     embedding: Literal["gathered", "columns"] = Field(
         default="gathered",
@@ -134,9 +135,25 @@ class Parallel(Spec):
     )
 
     def with_steps(self, steps: int) -> "Parallel":
-        """The layout with shares of a training's steps as numbers of steps."""
-        later = {max(1, round(key * steps)) if key < 1 else key: axes for key, axes in self.later.items()}
+        """The layout with shares of a training's steps as numbers of steps. Raises ConfigError for a step
+        with two layouts, or after the training's end.
+        """
+        later: dict[float, LaterAxes] = {}
+        for key, axes in self.later.items():
+            step = min(steps - 1, max(1, round(key * steps))) if key < 1 else int(key)
+            place = f"parallel.later.{key}"
+            if step in later:
+                raise ConfigError(place, f"step {step} has another layout already", "leave one out")
+            if step >= steps:
+                way_out = "an earlier step, or a share of the steps of each training: 0.5"
+                raise ConfigError(place, f"a training ends at step {steps}", way_out)
+            later[step] = axes
         return self.model_copy(update={"later": later}) if later else self
+
+    @property
+    def most_ranks(self) -> int:
+        """The ranks of the largest of its layouts."""
+        return max(self.at(step).ranks for step in (0, *self.later))
 
     def spans(self, begin: int, end: int) -> "list[tuple[int, int, Parallel]]":
         """First step, last step and layout of each span of a training from step `begin` to `end`."""
@@ -149,13 +166,15 @@ class Parallel(Spec):
             if begin < last and first < end
         ]
 
-    def at(self, step: int) -> "Parallel":
+    def at(self, step: float) -> "Parallel":
         """The layout of a training's step `step`, without later ones."""
         passed = [first for first in sorted(self.later) if first <= step]
         if not passed:
             return self.model_copy(update={"later": {}})
-        found = self.model_copy(update=self.later[passed[-1]].model_dump() | {"later": {}})
-        if self.threads == "auto":
+        axes = self.later[passed[-1]].model_dump()
+        whole = {"later": {}, "stages": (), "speeds": (), "roles": {}}  # those are of one mesh
+        found = self.model_copy(update=axes | whole)
+        if self.threads == "auto" or found.ranks <= self.ranks:
             return found
         return found.model_copy(update={"threads": max(1, self.threads * self.ranks // found.ranks)})
 

@@ -24,11 +24,16 @@ class Sites(Spec):
     parallel: dict[SiteName, Parallel] = Field(
         default={}, description="layout at another site; missing = chosen there"
     )
-    mbps: dict[SiteName, Rate] | Rate = Field(
+    mbps: dict[SiteName, Rate] = Field(
         default={},
         description="rate of the link to another site, Mbit/s each way, for plans; missing = this site's"
-        " agent's last measurement. One number: of all links of a trial on loopback, whose agents send no"
-        " faster",
+        " agent's last measurement",
+    )
+    trial_mbps: float = Field(
+        default=0,
+        ge=0,
+        allow_inf_nan=False,
+        description="loopback: most Mbit/s that an agent of the trial sends; 0 = no limit",
     )
     link: JsonObject = Field(
         default={}, description="what train.link has unless given, if all sites train one model"
@@ -51,7 +56,11 @@ class Sites(Spec):
             raise ValueError(f"{self.listed}: a run at one site needs no sites")
         named = [(f"sites.at.{task}", site) for task, site in self.at.items()]
         named += [("sites.parallel", site) for site in self.parallel]
-        named += [("sites.mbps", site) for site in (self.mbps if isinstance(self.mbps, dict) else ())]
+        named += [("sites.mbps", site) for site in self.mbps]
+        if self.trial_mbps and not self.loopback:
+            raise ConfigError(
+                "sites.trial_mbps", "limits a trial on loopback", "sites.loopback=true, or trial_mbps=0"
+            )
         for place, site in named:
             if site not in self.names:
                 known = f"sites: {self.listed}" if self.names else "name them with sites=[a,b]"
@@ -61,19 +70,12 @@ class Sites(Spec):
     @property
     def needs_names(self) -> bool:
         """Whether something is given that means nothing without sites; defaults of links may stand."""
-        return bool(self.at or self.parallel or self.loopback or (self.mbps and isinstance(self.mbps, dict)))
-
-    @property
-    def limit(self) -> float:
-        """Mbit/s that agents of a trial on loopback send at most; 0 = no limit."""
-        return 0.0 if isinstance(self.mbps, dict) or not self.loopback else self.mbps
+        return bool(self.at or self.parallel or self.loopback or self.mbps)
 
     @property
     def rates(self) -> dict[SiteName, float]:
-        """The given rates of links, Mbit/s, by the other site."""
-        if isinstance(self.mbps, dict):
-            return self.mbps
-        return dict.fromkeys(self.names, self.mbps) if self.loopback else {}
+        """The known rates of links, Mbit/s, by the other site."""
+        return self.mbps or (dict.fromkeys(self.names, self.trial_mbps) if self.trial_mbps else {})
 
     @property
     def listed(self) -> str:

@@ -172,6 +172,10 @@ def _check_same_kind(tuned: TunedOn | None, place: str) -> None:
 
 
 def _check_known(options: list[str], known: Sequence[str], source: str, place: str) -> None:
+    if not known:
+        raise DataError(
+            f"{place}.free: false, but the models are tuned on free completions; give {place}.free=true"
+        )
     strange = [option for option in options if option not in known]
     if strange:
         raise DataError(
@@ -236,10 +240,10 @@ def _docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, Docst
 
 
 def _names(files: Files, reader: SourceReader) -> Iterator[tuple[str, str, str]]:
-    """(docstring, file, words of the name) of functions and methods."""
+    """(docstring, file, words of the name) of functions and methods whose docstring lacks one of them."""
     for name, found in _docstrings(files, reader):
         words = WORDS.findall(found.name)
-        is_told = len(words) > 1 and found.name in found.text
+        is_told = {word.lower() for word in words} <= {word.lower() for word in WORDS.findall(found.text)}
         if words and found.signature and not is_told and not found.name.startswith("__"):
             yield found.text, name, " ".join(words).lower()
 

@@ -91,10 +91,17 @@ def render(
                 learned.write(_mask(fitting).tobytes())
                 if pairs and len(messages) == 2:
                     asked.append(_asked(group, messages, fitting, tokens.vocabulary))
+                elif pairs:
+                    counts["without_pair"] += 1
     if counts["cut"] or counts["too_long"]:
         progress.warn(
             f"{counts['cut']} rows are longer than {length}={sequence} tokens and end with an earlier"
             f" answer, {counts['too_long']} are left out"
+        )
+    if counts["without_pair"]:
+        progress.warn(
+            f"{counts['without_pair']} rows have more messages than a prompt and its answer: they are"
+            " learned, but not asked"
         )
     if not groups:
         source = f"{place}.source: "

@@ -1,5 +1,5 @@
 """What a model says to questions: log-likelihoods of continuations, options behind one shared prompt; and
-written answers, with their likeness to right ones by chrF and BLEU (sacrebleu, the optional extra `eval`).
+written answers, with their likeness to right ones by chrF and BLEU (sacrebleu).
 
 B rows, T tokens of a row, N scored tokens, V vocabulary
 """
@@ -17,7 +17,6 @@ import torch
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.batch import NOT_SCORED
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.exam import AnswerLine
 from atelier.engine.config.exam_metrics import f1, is_exact
 from atelier.engine.config.generation import Sampling
@@ -206,15 +205,11 @@ def written(
 
 def text_metrics(lines: Sequence[AnswerLine]) -> dict[str, Bounded]:
     """chrF (Popovic 2015) and BLEU with sacrebleu's settings, from 0 to 100, with a 95 % interval by the
-    jackknife over `BLOCKS` blocks of whole groups. Raises ConfigError without sacrebleu.
+    jackknife over `BLOCKS` blocks of whole groups.
     """
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError:
-        raise ConfigError(
-            "evals", "free answers need sacrebleu, which is not installed", "install the extra eval"
-        ) from None
+    from sacrebleu.metrics.bleu import BLEU  # here: other tasks need no second of imports
+    from sacrebleu.metrics.chrf import CHRF
+
     numbers = {group: place for place, group in enumerate(dict.fromkeys(line["group"] for line in lines))}
     count = min(BLOCKS, len(numbers))
     blocks = [numbers[line["group"]] % count for line in lines]

@@ -222,7 +222,8 @@ def rotate(x_BTHE: Tensor, rope_2BT1E: Tensor) -> Tensor:
 
 class Attend(nn.Module):
     """`attend` as a module, which can be wrapped; or `attend_packed`, with the ends of documents [B, N] int32
-    in place of a mask. `is_causal`: masks never allow later tokens; `window`: tokens seen, 0 = all, for ends.
+    in place of a mask. `is_causal`: masks never allow later tokens. `window`: tokens seen, 0 = all; only
+    `attend_packed` reads it, masks have the window in them.
     """
 
     def __init__(self, *, is_causal: bool = True, scale: float | None = None, window: int = 0) -> None:

@@ -39,8 +39,8 @@ class Dispatch(NamedTuple):
 
     @classmethod
     def on_device(cls, chosen_NK: Tensor, num_experts: int) -> Self:
-        """The same without waiting for the device: pairs without an expert come last and have rows of 0;
-        `counts_X` is empty.
+        """The same without waiting for the device: pairs without an expert come last; `counts_X` is
+        empty.
         """
         chosen_A = chosen_NK.flatten()
         order_A = chosen_A.masked_fill(chosen_A < 0, num_experts).argsort(stable=True)
@@ -113,3 +113,12 @@ def _sums(rows_PD: Tensor, share_C: Tensor | None, pairs: Dispatch) -> Tensor:
     return torch.embedding_bag(
         rows_PD.contiguous(), pairs.pair_C, pairs.first_N, mode=0, per_sample_weights=share_C
     )[0]
+
+
+def counted(numbers: Tensor, most: int) -> Tensor:
+    """[most] int64 how often each number below `most` occurs; -1 = none. On a GPU the host does not wait."""
+    slots_A = numbers.flatten() + 1
+    if not slots_A.is_cuda:
+        return slots_A.bincount(minlength=most + 1)[1:]
+    empty = slots_A.new_zeros(most + 1)  # bincount would wait for the largest
+    return empty.scatter_add_(0, slots_A, torch.ones_like(slots_A))[1:]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atelier.engine.config.blocks import MLPS, Activation, MLPKind
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import ExpertProducts
-from atelier.engine.model.dispatch import Dispatch, collect, dispatched
+from atelier.engine.model.dispatch import Dispatch, collect, counted, dispatched
 from atelier.engine.model.expert_mlp import experts_mlp, may_stay, mlp
 from atelier.engine.model.placement import local
 from atelier.engine.model.routing import Routing, TokenRows, make_router
@@ -59,7 +59,8 @@ class ExpertWeights(nn.Module):
         self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor
     ) -> Callable[[], Tensor]:
         """Start communication, if any; the returned function gives the weighted sums."""
-        if not self.reads_counts and may_stay(self.products, x_ND, self.weights()):
+        held = [] if self.reads_counts else [local(weight) for weight in self.weights()]
+        if held and may_stay(self.products, x_ND, held):
             return lambda: self._on_device(x_ND, chosen_NK, share_NK, load_X)
         pairs = Dispatch.of(chosen_NK, load_X)
         is_all = len(pairs.token_P) == chosen_NK.numel()
@@ -81,15 +82,6 @@ class ExpertWeights(nn.Module):
         weights = [local(weight) for weight in self.weights()]
         y_PD = experts_mlp(dispatched(x_ND, pairs), load_X, weights, self.activation)
         return collect(y_PD, share_NK.masked_fill(chosen_NK < 0, 0.0).flatten(), pairs)
-
-
-def counted(chosen_NK: Tensor, num_experts: int) -> Tensor:
-    """[X] int64 the number of tokens of each expert; -1 = none."""
-    slots_A = chosen_NK.flatten() + 1
-    if not slots_A.is_cuda:
-        return slots_A.bincount(minlength=num_experts + 1)[1:]
-    empty = slots_A.new_zeros(num_experts + 1)  # bincount would wait for the largest
-    return empty.scatter_add_(0, slots_A, torch.ones_like(slots_A))[1:]
 
 
 class SharedExperts(nn.Module):

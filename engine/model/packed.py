@@ -5,14 +5,18 @@ B rows, T tokens, S tokens seen, N documents of the row with the most, H query h
 head width, U and V tokens of all rows
 """
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 ENDS = "ends_BN"  # the batch tensor
 WIDEST, MULTIPLE = 256, 8  # of a head, for the kernel (FlashAttention-2, 2307.08691)
-PACKED = torch.ops.torch_attn._varlen_attn.default  # the operation of `varlen_attn`, to keep its result
+PACKED = "torch_attn::_varlen_attn"  # the operation of the kernel, to keep its result
+USUAL, SHORTEST = 128, 16  # mean tokens of a document, for the smallest and the largest N
+MOST = 8  # N that any row may have
 OLDEST = 8  # major compute capability of the first GPUs with the kernel
 
 
@@ -29,7 +33,8 @@ def with_ends(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tenso
 
 def document_ends(documents_BT: Tensor) -> Tensor | None:
     """[B, N] int32: where each document of a row ends (its first token's place plus its length), then T. N is
-    rounded up to a power of two: few shapes. Padding is a document. None if a document is in two places.
+    a power of two and at least T / 128, so that compiled blocks meet few shapes. Padding is a document. None
+    if a document is in two places, or if N is above T / 16: the kernel has memory for 128 tokens of each.
 
     For tensors on the host: on a device it would wait for the number of documents.
     """
@@ -41,7 +46,9 @@ def document_ends(documents_BT: Tensor) -> Tensor | None:
             return None
         rows.append((last + 1).tolist())
     length, most = documents_BT.shape[1], 1 + max(map(len, rows), default=0)
-    size = 1 << (most - 1).bit_length()
+    if most > max(MOST, length // SHORTEST):
+        return None
+    size = 1 << (max(most, length // USUAL) - 1).bit_length()
     return torch.tensor([row + [length] * (size - len(row)) for row in rows], dtype=torch.int32)
 
 
@@ -73,7 +80,7 @@ def attend_packed(
     query_UHE, key_VKE, value_VKE = (
         x.transpose(1, 2).flatten(0, 1) for x in (query_BHTE, key_BKSE, value_BKSE)
     )
-    mixed = varlen_attn(
+    mixed = kernel()(
         query_UHE,
         key_VKE,
         value_VKE,
@@ -85,8 +92,14 @@ def attend_packed(
         window_size=(window - 1, 0),
         enable_gqa=key_BKSE.shape[1] < heads,
     )
-    assert isinstance(mixed, Tensor)  # without further outputs
     return mixed.unflatten(0, (rows, new)).transpose(1, 2)
+
+
+def kernel() -> Callable[..., Tensor]:
+    """torch's attention of sequences of variable length. Its module loads the compiler: two seconds."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return cast(Callable[..., Tensor], varlen_attn)
 
 
 def is_on_gpu(x: Tensor) -> bool:

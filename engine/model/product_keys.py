@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.memory import ProductKeyMemory
+from atelier.engine.model.dispatch import counted
 
 VALUES = "values"  # weight with a row for every pair of keys
 
@@ -62,7 +63,7 @@ def key_reads(pairs_NHK: Tensor, is_text_N: Tensor, number: int) -> Tensor:
     first_H1 = number * torch.arange(heads, device=pairs_NHK.device)[:, None]
     halves = [pairs_NHK // number + first_H1, pairs_NHK % number + first_H1 + heads * number]
     keys_2NHK = torch.stack(halves).masked_fill(~is_text_N[:, None, None], -1)
-    return (keys_2NHK.flatten() + 1).bincount(minlength=2 * heads * number + 1)[1:]
+    return counted(keys_2NHK, 2 * heads * number)
 
 
 def read_metrics(reads_M: Tensor, heads: int) -> dict[str, float]:

@@ -163,7 +163,8 @@ def _selective() -> tuple[
 def _policy(
     context: SelectiveCheckpointContext, operation: OpOverload, *given: Any, **named: Any
 ) -> CheckpointPolicy:  # given, named: arguments of any operation
-    return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+    is_kept = operation in _PRODUCTS or operation.name() == PACKED
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 _PRODUCTS = {
@@ -176,5 +177,4 @@ _PRODUCTS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    PACKED,
 }

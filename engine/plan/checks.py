@@ -354,11 +354,9 @@ def check_layouts(
     section: str,
 ) -> None:
     """Raise ConfigError for roles that cannot train together with these settings and each of these layouts,
-    for later layouts that begin after the training's end, and for those over several sites.
+    and for later layouts over several sites.
     """
     steps, placement = settings.num_steps, placement_of(settings, roles)
-    if (last := max(layout.later, default=0)) >= steps:
-        raise ConfigError(f"parallel.later.{last}", f"the training ends at step {steps}", "an earlier step")
     if layout.later and (placement.parts or placement.claim):
         raise ConfigError("parallel.later", "is for a training at one site", "leave it out")
     for begin, _, one in layout.spans(0, steps):
@@ -367,7 +365,8 @@ def check_layouts(
         except ConfigError as error:
             if not begin:
                 raise
-            raise ConfigError(f"parallel.later.{begin}", str(error)) from None
+            problem = f"does not fit: {error.place}: {error.problem}"
+            raise ConfigError(f"parallel.later.{begin}", problem, error.way_out) from None
 
 
 def _check_training(

@@ -9,6 +9,8 @@ from atelier.engine.config.memory import NO_MEMORY, MemoryShape
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 
+WIDEST, MULTIPLE = 256, 8  # of a head, for these kernels
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -43,6 +45,11 @@ class ModelShape:
     after: float
     memory: MemoryShape = NO_MEMORY
     has_mask: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether kernels of 16 bits compute its attention without a mask (engine/model/packed.py)."""
+        return not self.has_mask and self.head_dim <= WIDEST and self.head_dim % MULTIPLE == 0
 
     @property
     def flops_per_token(self) -> float:

@@ -106,7 +106,7 @@ def _attention_s(model_shape: ModelShape, rows: float, axes: Axes, machine: Mach
     queries = model_shape.sequence / axes.context
     costs = machine.costs
     if costs.is_fused:
-        is_causal = not model_shape.has_mask and machine.width == HALF  # else a mask is read, not skipped
+        is_causal = machine.width == HALF and model_shape.is_packed  # else a mask is read, not skipped
         flops = 4 * heads * queries * model_shape.sequence * model_shape.head_dim / (2 if is_causal else 1)
         forward = flops / (machine.flops * FUSED_FORWARD)
         return forward, FUSED_BACKWARD_FLOPS * flops / (machine.flops * FUSED_BACKWARD)

@@ -81,8 +81,8 @@ KEYS = (  # the keys changed most; `*` is any name; a flow's form has those in i
 )  # fmt: skip
 SECTIONS = (  # of a form, in order; others follow in the flow's order
     "experiment", "pool", "name", "source", "init", "models", "checkpoints", "chats", "data", "tokenizer",
-    "train", "model", "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "tune",
-    "finetune", "score", "evals", "pose", "examine",
+    "train", "model", "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "detect",
+    "tune", "transfer", "generate", "finetune", "score", "evals", "pose", "examine",
 )  # fmt: skip
 RARE = (
     "train.precision",

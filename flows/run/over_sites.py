@@ -54,6 +54,8 @@ def spelled_out(overrides: Iterable[str]) -> list[str]:
             continue
         if not any(each.lstrip("+").startswith("sites.loopback") for each in texts):
             found.append("sites.loopback=false")
+            if not any(each.lstrip("+").startswith("sites.trial_mbps") for each in texts):
+                found.append("sites.trial_mbps=0")
         found.append(f"sites.names={match[1]}")
     return found
 
@@ -90,7 +92,7 @@ def _check_others(sites: Sites, home: str) -> None:
     """Raises ConfigError for settings of other sites that name this one."""
     if home in sites.parallel:
         raise ConfigError(f"sites.parallel.{home}", "is this site", "parallel has the layout here")
-    if isinstance(sites.mbps, dict) and home in sites.mbps:
+    if home in sites.mbps:
         raise ConfigError(f"sites.mbps.{home}", "is this site", "the link to another has that one's name")
 
 

@@ -20,7 +20,14 @@ from atelier.flows.run.data_notes import data_notes, stream_notes, written_row
 from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.draw import placed_nodes
 from atelier.flows.run.memory_fit import check_vocabulary, inference_plan, known_vocab, too_much
-from atelier.flows.run.plan_document import PlanDocument, PlanRow, PlanTotals, PoolRow, pool_rows
+from atelier.flows.run.plan_document import (
+    PlanDocument,
+    PlanRow,
+    PlanTotals,
+    PoolRow,
+    pool_rows,
+    seconds_left,
+)
 from atelier.flows.run.pools import gpu_notes
 from atelier.flows.run.reasons import reasons_of
 from atelier.flows.run.registry import parts_of_extensions, survey
@@ -190,8 +197,9 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
         if (refusal := too_much(node, sizes, pool, of_node.vocab)) is not None:
             refusals.append(refusal)
         if any(row["later"] for row in mine):
-            first, pace = min(row["from_step"] for row in mine), of_node.pace(node.task)
-            told, refused = later_notes(node, pool, of_node.vocab, first, pace)
+            begun = {row["name"]: row["from_step"] for row in mine if row["state"] != "reuse"}
+            keys = {key: begun[row_name(node, key)] for key in node.products if row_name(node, key) in begun}
+            told, refused = later_notes(node, pool, of_node.vocab, keys, of_node.pace(node.task))
             later, refusals = later + told, refusals + refused
         if any(row["state"] == "run" for row in mine):
             asked = inference_plan(node, nodes, store, pool, of_node.vocab)
@@ -231,12 +239,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
 
 def _left_s(rows: list[PlanRow]) -> float:
     """Seconds of the remaining steps of a node's trainings; roles of one training take turns."""
-    left = [row for row in rows if row["state"] != "reuse"]
-    first = min((row["from_step"] for row in left), default=0)
-    ranks = Parallel.model_validate(rows[0]["layout"]).at(first).ranks if rows[0]["layout"] else 1
-    later = [span for row in left for span in row["later"]]
-    hours = sum(row["device_hours"] for row in left) - sum(span["device_hours"] for span in later)
-    return 3600 * (hours / max(1, ranks) + sum(span["device_hours"] / span["ranks"] for span in later))
+    return sum(seconds_left(row) for row in rows if row["state"] != "reuse")
 
 
 def _notes(frozen: RunConfig, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
@@ -343,6 +346,7 @@ def _row(
         "effective_time": 0.0,
         "best_checkpoint_every": 0,
         "layout": node.layout,
+        "ranks": Parallel.model_validate(node.layout).ranks if node.layout else 1,
         "later": [],
         "computed": computed(node, product, record, pool),
         "site": "",
@@ -368,6 +372,7 @@ def _row(
     if settings.checkpoint_every != "auto":
         row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
         row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)
+    row["ranks"] = spans[0].layout.ranks if spans else row["ranks"]
     return {**row, **found.row(), "later": [span.row() for span in spans[1:]]}
 
 

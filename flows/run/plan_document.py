@@ -34,10 +34,19 @@ class PlanRow(EstimateRow):
     effective_time: float
     best_checkpoint_every: int
     layout: Json
+    ranks: int  # of the steps before later layouts
     later: list[LaterRow]
     computed: str
     site: str  # the site that makes it; '' = this one
     pool: str  # the pool that makes it
+
+
+def seconds_left(row: PlanRow) -> float:
+    """Seconds of the remaining steps, those on later layouts included."""
+    hours = row["device_hours"] - sum(span["device_hours"] for span in row["later"])
+    return 3600 * (
+        hours / max(1, row["ranks"]) + sum(span["device_hours"] / span["ranks"] for span in row["later"])
+    )
 
 
 class PlanTotals(TypedDict):

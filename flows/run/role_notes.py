@@ -2,7 +2,7 @@
 quantities scaled by a base width, reports of extensions; the price of each of a training's layouts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -163,13 +163,20 @@ def together(spans: list[LayoutSpan]) -> Estimate:
     )
 
 
-def later_notes(node: Node, pool: Pool, vocab: int, first: int, pace: float) -> tuple[list[str], list[str]]:
-    """Lines about the spans after the first, over all roles, and refusals of those that do not fit."""
+def later_notes(
+    node: Node, pool: Pool, vocab: int, begun: Mapping[str, int], pace: float
+) -> tuple[list[str], list[str]]:
+    """Lines about the spans after the first, over the roles to train (each with the step from which it
+    continues), and refusals of those that do not fit.
+    """
     notes: list[str] = []
     refusals: list[str] = []
     by_step: dict[int, list[LayoutSpan]] = {}
-    for key, role in node.training.roles.items():
-        for span in spans_of(node, key, pool, vocab, first, pace)[1:] if role.moves else ():
+    if pool.members:
+        refusals.append(f"{node.name}: parallel.later is not for a pool of several machines; leave it out")
+    for key, first in begun.items():
+        first = max(first, int(node.training.roles[key].start))
+        for span in spans_of(node, key, pool, vocab, first, pace)[1:]:
             by_step.setdefault(span.begin, []).append(span)
     for step, spans in sorted(by_step.items()):
         layout = Parallel.model_validate(node.layout).at(step)

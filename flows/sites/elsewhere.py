@@ -350,5 +350,6 @@ def blank_row(node: Node, key: str, kind: str, digest: str) -> PlanRow:
         "name": row_name(node, key), "task": node.task, "kind": kind, "fingerprint": digest, "state": "run",
         "reasons": [], "from_step": 0, "params": 0, "flops": 0.0, "memory_gb": 0.0, "step_s": 0.0,
         "tokens_per_s": 0.0, "mfu": 0.0, "hfu": 0.0, "device_hours": 0.0, "effective_time": 0.0,
-        "best_checkpoint_every": 0, "layout": {}, "later": [], "computed": "", "site": node.site, "pool": "",
+        "best_checkpoint_every": 0, "layout": {}, "ranks": 1, "later": [], "computed": "", "site": node.site,
+        "pool": "",
     }  # fmt: skip

@@ -46,7 +46,7 @@ def loopback(sites: Sites, root: str) -> Iterator[None]:
                 if peer != name and not policies.has(peer):
                     policies.set(SitePolicy(site=peer, tasks=everything, sends=everything, tracker="none"))
             store = root if name == home else str(folders[name] / "store")
-            agent = _Agent(keys[name], store, folders[name] / LOG, sites.limit)
+            agent = _Agent(keys[name], store, folders[name] / LOG, sites.trial_mbps)
             stack.callback(agent.end)
             card = keys[name].card.model_copy(update={"address": "" if name == home else agent.address})
             write_bytes(str(keys[name].card_path), card.text)

@@ -7,6 +7,7 @@ tracker page when the point is finished, so compute nodes need no access to the 
 import shlex
 
 from atelier.engine.config.error import ConfigError, of_system
+from atelier.engine.config.parallel import Parallel
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.contexts import new_run_id
 from atelier.flows.run.draw import collect_nodes
@@ -33,7 +34,8 @@ def check_fits(frozen: RunConfig, store: Store) -> None:
         raise ConfigError("pool.tasks", "an array's job runs all tasks of a point", "leave it out")
     slots = num_slots(pool)
     for node in collect_nodes(frozen, store):
-        room = node.ranks * (node.threads if pool.is_cpu else 1)
+        ranks = Parallel.model_validate(node.layout).most_ranks if node.layout else node.ranks
+        room = ranks * (node.threads if pool.is_cpu else 1)
         if room > slots:
             raise ConfigError(
                 "hydra/launcher",

@@ -34,7 +34,8 @@ def _within_chance(row: ReportRow, rows: list[ReportRow]) -> str:
     examples = row["name"].removesuffix(" fine-tuned").partition(ON)[2]
     named = {each["name"]: each.get("accuracy") for each in rows}
     most, found = named.get(f"{MAJORITY}{ON}{examples}"), row.get("accuracy")
-    if not examples or row["kind"] != "finetuned" or most is None or found is None:
+    is_written = row.get("f1") is not None  # there is no most common answer to compare with
+    if not examples or is_written or row["kind"] != "finetuned" or most is None or found is None:
         return ""
     half = row.get("accuracy_interval") or 0.0
     if row.get("draws", 1) > 1 and found - half > most:

@@ -193,6 +193,8 @@ class RunContext:
             addresses = [self.store.address(p.kind, p.fingerprint) for p in asked.outputs.values()]
 
         def on_message(message: Message) -> None:
+            if asked.heard is not None:
+                asked.heard(message)
             self.listener(node.name, message)
 
         with self.leases(node, addresses) as held:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atelier.engine.config.base import JsonObject
+from atelier.engine.config.message import Message
 from atelier.infra.dag import Node, Product
 
 
@@ -13,7 +14,8 @@ class GangRequest:
 
     `config` is called with the fences of the leased addresses, `inputs` after it; by default these are the
     node's own, like `threads` (0). `addresses` defaults to those of the outputs.
-    `is_asked`: other sites need the gang, even if all outputs here exist.
+    `heard`: called with each message of the gang. `is_asked`: other sites need the gang, even if all outputs
+    here exist.
     """
 
     node: Node
@@ -25,3 +27,4 @@ class GangRequest:
     threads: int = 0
     seed: int = 1
     is_asked: Callable[[], bool] = bool
+    heard: Callable[[Message], None] | None = None

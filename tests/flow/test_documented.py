@@ -49,7 +49,7 @@ ELSEWHERE = {
     "atelier pretrain -m hydra/launcher=slurm": (SLURM, "tests/service/test_slurm_array.py"),
     "ATELIER_ROOT=~/[ab] atelier pretrain .*train.link": (SITE, "tests/flow/test_sites.py"),
     "ATELIER_ROOT=~/[ab] atelier distill .*train.link": (SITE, "tests/flow/test_roles_apart.py"),
-    r"atelier titan .*\+tagger@data\.taggers=chinese": ("text in Chinese", "tests/flow/test_titan.py"),
+    r"atelier titan .*\+language=chinese": ("text in Chinese", "tests/flow/test_titan.py"),
     "atelier watch": ("goes on as long as a training", "tests/faults/test_watch.py"),
     "atelier audit": ("ends with 3 where a question was read", "tests/flow/test_audit.py"),
     "atelier site": (SITE, "tests/infra/sites/test_agent.py"),

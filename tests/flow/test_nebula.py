@@ -73,7 +73,7 @@ def test_the_report_has_translations_beside_a_copy_and_a_dictionary_and_says_tha
 
 def test_a_slow_link_gets_a_smaller_codec_and_both_sites_end_with_the_same_models(tmp_path: Path) -> None:
     """At 4 Mbit/s, whole weights would take longer than the training. Both end with the same model."""
-    sites = ran(tmp_path, (*WORDS, "sites.mbps=4"))
+    sites = ran(tmp_path, (*WORDS, "sites.trial_mbps=4"))
     home, there = sites.models()
     assert home["pretrained"] == there["pretrained"] and home["teacher"] == there["teacher"]
     [log] = tmp_path.glob("model/*/*/rounds.jsonl")

@@ -60,13 +60,17 @@ def pose_answered(
             "rivals": {COPY: each["prompt"], WORDS: " ".join(word for word in words if word)},
         }
     if not asked:
-        raise DataError(f"{chats.url}: no prompt is held out; give more pairs, or a larger held_out")
+        raise DataError(
+            f"{chats.url}: none of {len(pairs)} prompts with one answer is held out; give more of them, or a"
+            " larger tune.chats.held_out"
+        )
     if left_out:
         progress.warn(f"{config.name}: {left_out} prompts after the first {len(asked)} are left out")
+    targets = [target for line in asked.values() for target in line["targets"]]
     made = EvaluationSet(
         name=config.name,
         kind="free",
-        until=("\n",),
+        until=() if any("\n" in target for target in targets) else ("\n",),
         max_tokens=config.max_tokens,
         metrics=tuple(Metric(name=name, direction="maximize") for name in METRICS),
         template={"chats": chats.record.fingerprint},

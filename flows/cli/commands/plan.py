@@ -19,7 +19,7 @@ from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.measured import MeasuredRow, rows_of
 from atelier.flows.run.overrides import resume_overrides
 from atelier.flows.run.plan import Plan
-from atelier.flows.run.plan_document import PlanRow, PlanTotals
+from atelier.flows.run.plan_document import PlanRow, PlanTotals, seconds_left
 from atelier.flows.run.planned import TaskLayouts, planned
 from atelier.flows.run.reasons import text_of
 from atelier.flows.run.site_rows import LinkRow
@@ -238,8 +238,7 @@ def _goodput(plan: Plan) -> list[str]:
 
 def _cells(row: PlanRow) -> tuple[str, ...]:
     is_costed = row["params"] > 0
-    ranks = Parallel.model_validate(row["layout"]).ranks if is_costed else 1
-    left = row["device_hours"] * 3600 / max(1, ranks)
+    left = seconds_left(row) if is_costed else 0.0
     return (
         row["name"],
         row["state"],

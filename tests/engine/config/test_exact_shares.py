@@ -113,5 +113,6 @@ def test_in_batches_the_rows_of_a_text_stand_together_and_every_row_comes_once()
     assert first.places(1, np.arange(10)).tolist() == np.flatnonzero(sets == 1).tolist()
     sets, drawn = later.chosen(np.arange(80, 96))
     assert (sets.reshape(2, 8) % 2 == [0] * 4 + [1] * 4).all() and drawn[sets == 1].min() == 10
-    with pytest.raises(ConfigError, match="2 sequences have none for some of 4"):
-        batches_of([(0, weights)], [0, 1, 0, 1], 2, 1)
+    for rows, uneven in ((2, weights), (8, [1.0, 9.0]), (16, [1.0, 1.0, 1.0])):
+        with pytest.raises(ConfigError, match=f"of a batch's {rows} sequences, not whole numbers"):
+            batches_of([(0, uneven)], [0, 1, 0, 1][: len(uneven)], rows, 1)

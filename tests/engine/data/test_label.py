@@ -301,7 +301,6 @@ def test_completions_of_free_text_are_the_words_of_names_that_the_docstring_does
     labels = workshop.labels(Labels(task="name"), some_files)
     lines = workshop.lines(labels, "test.jsonl")
     assert [(e["prompt"], e["completion"]) for e in lines] == [
-        ("Close it.\n\nName:", " close"),
         ("Give the next line.\n\nName:", " read http line 2"),
     ]
     assert all(e["options"] == [] for e in lines) and labels.record.summary["options"] == []

@@ -67,7 +67,7 @@ def test_the_kernel_gets_each_document_of_each_row(monkeypatch: pytest.MonkeyPat
     """The kernel's double computes sequence by sequence, queries against the last of their keys, as the
     kernel documents it.
     """
-    monkeypatch.setattr(packed, "varlen_attn", by_sequence)
+    monkeypatch.setattr(packed, "kernel", lambda: by_sequence)
     monkeypatch.setattr(packed, "_document_by_document", None)
     monkeypatch.setattr(packed, "is_on_gpu", lambda _: True)
     draw = random.Random(7)

@@ -15,7 +15,7 @@ from atelier.infra.store.store import Store
 TINY = ("experiment=tiny", "tracker=none")
 DENSE = (  # the teacher, whose MLPs become experts
     "convert=upcycle", "roles.teacher.model.num_experts=0", "roles.teacher.model.ffn=192",
-    "~parallel.later", "parallel.shard=2", "parallel.tiers.experts=device",
+    "parallel.expert=1", "parallel.shard=2", "parallel.tiers.experts=device",
     "roles.student_few.model.experts.router.balance=none",
 )  # fmt: skip
 

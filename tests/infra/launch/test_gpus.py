@@ -222,9 +222,9 @@ def test_a_run_on_a_gpu_pool_without_its_gpus_is_refused_before_anything_is_made
     two_gpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATELIER_ROOT", str(two_gpus / "store"))
-    assert run(["pretrain", "experiment=tiny", "tracker=none", "pool.gpu=v100", "pool.gpus=1"]) == 2
+    assert run(["pretrain", "experiment=tiny", "tracker=none", "pool.gpu=a100", "pool.gpus=1"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("pool.gpu: is v100, but this machine has 2 x NVIDIA H100")
+    assert line.startswith("pool.gpu: is a100, but this machine has 2 x NVIDIA H100")
     assert not list(two_gpus.glob("store/*/*/record.json"))
 
 

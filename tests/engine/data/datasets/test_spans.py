@@ -146,7 +146,7 @@ def test_sentinels_that_a_vocabulary_lacks_are_refused_with_how_many_and_the_way
 
 
 def test_the_tokenizer_of_the_way_out_has_the_sentinels_it_names() -> None:
-    made = yaml.safe_load((Path(__file__).parents[4] / "conf/tokenizer/bpe4k_spans.yaml").read_text())
+    made = yaml.safe_load((Path(__file__).parents[4] / "conf/specials/spans.yaml").read_text())
     assert [f"<|s{n}|>" for n in range(64)] == [
         name for name in made["specials"] if name.startswith("<|s") and name[3].isdigit()
     ]
