@@ -129,7 +129,8 @@ def test_a_flows_help_has_an_example_its_groups_and_a_meaning_for_every_key_of_a
     assert dumb == []
     names = [words[0] for words in keys]
     assert [name for name in names if name.startswith("sites.")] == [
-        "sites.names", "sites.at", "sites.parallel", "sites.mbps", "sites.link", "sites.loopback",
+        "sites.names", "sites.at", "sites.parallel", "sites.mbps", "sites.trial_mbps", "sites.link",
+        "sites.loopback",
     ]  # fmt: skip
 
 
