@@ -66,3 +66,21 @@ def test_the_plan_prices_each_layout_and_refuses_what_does_not_fit(atelier: Atel
         refused = atelier(*words, f"parallel.later={later}")
         assert refused.code == 2 and refused.err.count("\n") == 1, refused.err
         assert words_of_it in refused.err
+
+
+@pytest.mark.slow
+def test_a_finished_teacher_that_is_replayed_for_a_student_passes_each_layout(
+    atelier: Atelier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
+    words = (
+        "distill",
+        "experiment=tiny",
+        "tracker=none",
+        "roles.student_a.attach=replay",
+    )
+    assert atelier(*words).code == 0
+    again = (*words, "roles.student_a.optim.lr=2e-3", "parallel.later={8: {shard: 2}, 16: {}}")
+    said = atelier(*again)
+    assert said.code == 0, said.err
+    assert "nothing to do" in atelier(*again).out
