@@ -23,7 +23,7 @@ _OF_TITAN = ("score.controls", "score.rows")
 
 
 IDLE: dict[str, tuple[str, ...]] = {
-    "corpus": _SHARES,
+    "corpus": (*_SHARES, "data.attributes", "data.attributes.*"),
     "pretrain": (*_OF_LABELS, *_OF_TITAN),
     "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
