@@ -9,7 +9,7 @@ from functools import partial
 
 from atelier.engine.config.annotations import OF_TRIPLES, Described, MaskingUnits
 from atelier.engine.config.data import Data, Tokenizer
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import ConfigError, printable
 from atelier.engine.config.generation import GENRES
 from atelier.engine.config.mixture import Phase, Sharing, sources
 from atelier.engine.config.objective.control import Control
@@ -100,19 +100,23 @@ def check_read(data: Data, roles: Iterable[Role]) -> None:
     """
     classes = {type(spec) for role in roles for spec in role.objective.values()}
     given = {
-        "units": (not data.units.is_plain, _hides),
-        "attributes": (data.attributes != Described(), lambda spec: spec.source == "attributes"),
+        "units": (data.units.model_dump(exclude_defaults=True), _hides),
+        "attributes": (
+            data.attributes.model_dump(exclude_defaults=True),
+            lambda spec: spec.source == "attributes",
+        ),
         "taggers": (
-            bool(data.taggers),
+            {name: tagger.kind for name, tagger in data.taggers.items()},
             lambda spec: spec.source == "triples" or (data.units.entities == OF_TRIPLES and _hides(spec)),
         ),
     }
-    for section, (is_given, reads) in given.items():
-        if is_given and not any(map(reads, classes)):
+    for section, (fields, reads) in given.items():
+        if fields and not any(map(reads, classes)):
             known = [kind for kind in kinds("objective") if reads(spec_class("objective", kind))]
             raise ConfigError(
                 f"data.{section}",
-                "is given, by itself or by +language, but no objective of this training reads it",
+                f"{printable(', '.join(f'{key}={value}' for key, value in fields.items()))} does nothing: no"
+                " objective of this training reads it",
                 f"leave it out (after +language: '~data.{section}'), or add one that does:"
                 f" {', '.join(known)}",
             )

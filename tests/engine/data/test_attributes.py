@@ -87,7 +87,7 @@ def test_labels_of_other_documents_are_refused_and_some_of_them_named(
         {"document": name} | {"genre": "law"} for name in ids(workshop, corpus).values()
     ]
     described(workshop, corpus, [*rows, {"document": "elsewhere", "genre": "law"}])
-    assert "data.attributes.source: 1 of 13 labels are of no document here" in workshop.printed()
+    assert "data.attributes.source: 1 of 13 labels are of no document of corpus" in workshop.printed()
     with pytest.raises(DataError, match=r"field 'document' is missing.*data\.attributes\.document"):
         described(workshop, corpus, [{"genre": "law"}], genre="law")
 
