@@ -36,7 +36,8 @@ readers who ask which of them still hold in models of a few million parameters o
 
 ± is half of a 95 % interval. "Seeds" is the number of seeds of a result, or of what else was repeated (turns,
 draws). "1 of 3": of three seeds the figures are of one; "3, some 1 of 3": some are. "3 (worth)": of several
-results that one is repeated. "none" is a result of one run, without an interval. Left out are sentences about earlier work and about where code can be found.
+results that one is repeated. "none" is a result of one run, without an interval. Left out are sentences
+about earlier work and about where code can be found.
 """
 
 

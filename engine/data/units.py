@@ -16,8 +16,9 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
 from atelier.engine.config.task.prepare import EncodeConfig
 from atelier.engine.data.row import Column, text_problem
+from atelier.engine.data.scripts import is_unseparated
 from atelier.engine.data.source_reader import SourceReader
-from atelier.engine.data.words_of_text import Span, cutter, is_unseparated
+from atelier.engine.data.words_of_text import Span, cutter
 from atelier.engine.io.process import Progress
 
 PLAIN, FIRST, INNER = 0, 1, 2  # marks: no unit; a unit's first token; a further one

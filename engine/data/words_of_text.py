@@ -10,18 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from atelier.engine.config.annotations import WordKind, dictionary
-from atelier.engine.data.curation.word_hashes import SPACELESS
+from atelier.engine.data.scripts import is_unseparated
 
-UNSEPARATED = re.compile("[" + "".join(f"{chr(begin)}-{chr(end)}" for begin, end in SPACELESS) + "]")
 LATIN, LETTERS = re.compile(r"[A-Za-z_]{4,}"), re.compile(r"[^\W\d]{4,}")
 Span = tuple[int, int]  # characters begin .. end - 1
-
-
-def is_unseparated(sign: str) -> bool:
-    """Whether a character is a letter or digit of a script that does not separate words by blanks. Korean,
-    Ethiopic and Vietnamese do, and letters of full width are as others.
-    """
-    return sign.isalnum() and UNSEPARATED.match(sign) is not None
 
 
 def words_in(kind: WordKind, scratch: Path) -> Callable[[str], list[str]]:

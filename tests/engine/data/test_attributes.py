@@ -12,7 +12,8 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.objective.control import Control
-from atelier.engine.data.words_of_text import is_unseparated, words_in
+from atelier.engine.data.scripts import is_unseparated
+from atelier.engine.data.words_of_text import words_in
 from atelier.engine.io.artifact import ArtifactInput
 from tests.engine.data.conftest import Workshop
 
