@@ -152,7 +152,8 @@ def majority(task: str) -> float:
     from atelier.engine.io.source_files import content_id, files_of
     from atelier.engine.prepare import prepare
 
-    labels = Labels(source="stdlib", task=task, held_out=0.06)  # as conf/finetune/laptop.yaml
+    # as conf/finetune/laptop.yaml
+    labels = Labels.model_validate({"source": "stdlib", "task": task, "held_out": 0.06})
     files = [[path, content_id(path)] for path in files_of(labels)]
     with tempfile.TemporaryDirectory() as folder:
         config = {"labels": labels.model_dump(mode="json"), "files": files}
