@@ -29,7 +29,8 @@ def fingerprint(node: Node) -> str:
 @pytest.mark.parametrize(
     ("flow", "word", "problem"),
     [
-        ("cpm2", CHARACTERS, r"data\.units: words=characters does nothing.*knowledge, mlm"),
+        ("cpm2", CHARACTERS, r"data\.units\.words: does nothing in the flow cpm2"),
+        ("cpm2", "+language=chinese", r"data\.units: words=characters does nothing.*knowledge, mlm"),
         ("pretrain", CHARACTERS, r"data\.units: words=characters does nothing"),
         ("pretrain", "data.attributes.keywords=5", r"data\.attributes: keywords=5 does .*add one.*: control"),
         ("distill", "+tagger@data.taggers=german", r"data\.taggers: .* does nothing.*: knowledge"),
