@@ -19,7 +19,8 @@ CLAIMS, RESULTS = TOP / "benchmarks/claims", TOP / "benchmarks/results"
 PAGE = TOP / "docs/results/claims.md"
 HOW = ("re-shown", "planned", "not shown")
 PAPER = {"paper", "arxiv", "read", "order", "claims"}
-CLAIM = {"claim", "how", "ours", "figures", "seeds", "tests", "why", "from"}
+CLAIM = {"claim", "how", "ours", "figures", "seeds", "counted", "tests", "why", "from"}
+BY_SEED = ("by_seed", "seeds")  # keys of results whose next key is a seed
 SLOT = re.compile(r"\{(\w+)\}")
 NUMBER = re.compile(r"\d")
 HEAD = """# Results: what the papers claim, and what is shown here
@@ -33,8 +34,10 @@ readers who ask which of them still hold in models of a few million parameters o
 - **Planned**: `atelier plan` has the paper's size; nothing of that size was run.
 - **Not shown**: neither; the row says why.
 
-± is half of a 95 % interval. "Seeds" is the number of seeds or draws of a result; "none" is a result
-of one run, without an interval. Left out are sentences about earlier work and about where code can be found.
+± is half of a 95 % interval. "Seeds" is the number of seeds of a result, or of what else was repeated (turns,
+draws). "1 of 3": of three seeds the figures are of one; "3, some 1 of 3": some are. "3 (worth)": of several
+results that one is repeated. "none" is a result of one run, without an interval. Left out are sentences
+about earlier work and about where code can be found.
 """
 
 
@@ -87,7 +90,7 @@ def _row(place: str, claim: dict[str, Any], results: Path) -> str:
     )
     marked = claim["claim"] + "".join(f" ({origin})" for origin in [claim.get("from")] if origin)
     made = dict.fromkeys(place_[0] for place_ in figures.values())
-    cells = [marked, how, said, _seeds(results, claim.get("seeds"), place, bool(figures)),
+    cells = [marked, how, said, _seeds(results, claim, place),
              "<br>".join(_made(results, file) for file in made)]  # fmt: skip
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
@@ -122,15 +125,28 @@ def document(results: Path, file: str) -> dict[str, Any]:
     return json.loads((results / f"{file}.json").read_text())
 
 
-def _seeds(results: Path, reference: list[str] | None, place: str, has_figures: bool) -> str:
-    """How many seeds a result has: a number, the length of a list, or the keys that match a pattern."""
+def _seeds(results: Path, claim: dict[str, Any], place: str) -> str:
+    """How many seeds a result has, of which its figures are, and `counted`, if it is not seeds that are."""
+    reference = cast(list[str] | None, claim.get("seeds"))
+    figures = cast(dict[str, list[str]], claim.get("figures", {}))
     if reference is None:
-        return "none" if has_figures else ""
+        return "none" if figures else ""
+    number = _number(results, reference, place)
+    mine = [each for each in figures.values() if each[0] == reference[0]]
+    single = [any(key in BY_SEED for key in each[1:-2]) for each in mine]
+    said = f"{number} {claim.get('counted', '')}".strip()
+    if any(single):
+        said = f"1 of {said}" if all(single) else f"{said}, some 1 of {number}"
+    return f"{said} ({reference[0]})" if len(mine) < len(figures) else said
+
+
+def _number(results: Path, reference: list[str], place: str) -> int:
+    """A number, the length of a list, or the keys that match a pattern."""
     *keys, last = reference
     if "*" in last:
-        return str(sum(fnmatchcase(key, last) for key in found(results, keys, place)))
+        return sum(fnmatchcase(key, last) for key in found(results, keys, place))
     value = found(results, reference, place)
-    return str(value if isinstance(value, int) else len(value))
+    return value if isinstance(value, int) else len(value)
 
 
 def _made(results: Path, file: str) -> str:

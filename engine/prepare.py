@@ -73,7 +73,7 @@ def _encode(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
     if not config.units.is_plain:
         triples = input_of(run, "triples").lines(TRIPLES, scratch) if "triples" in run.inputs else []
         units = UnitFinder(config.units, names_in(config, triples, progress), scratch)
-    return output, encode(corpus, vocabulary, output, scratch, progress, units)
+    return output, encode(corpus, vocabulary, output, scratch, progress, units, config.sources)
 
 
 def _label(run: RunFile, scratch: Path, progress: Progress) -> Prepared:

@@ -3,15 +3,17 @@
 atelier corpus data.source='texts/*.jsonl' data.field=text
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from atelier.engine.config.annotations import OF_TRIPLES, Described, MaskingUnits
 from atelier.engine.config.data import Data, Tokenizer
+from atelier.engine.config.error import ConfigError, printable
 from atelier.engine.config.generation import GENRES
 from atelier.engine.config.mixture import Phase, Sharing, sources
 from atelier.engine.config.objective.control import Control
+from atelier.engine.config.registry import ObjectiveSpec, kinds, spec_class
 from atelier.engine.config.role import Role
 from atelier.engine.config.taggers import Tagger
 from atelier.flows.curation import curated
@@ -44,6 +46,7 @@ class Text:
 
 
 def corpus(data: Data, tokenizer: Tokenizer) -> Text:
+    """Also for trainings to come: with the units that they may hide."""
     sources = data.sources()
     if data.curation is not None:
         corpora = curated(data, data.curation)
@@ -60,7 +63,14 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     by_names = data.units.entities == OF_TRIPLES
     triples = {name: find(name, corpora[name]) for name in sources} if by_names else {}
     tokens = {
-        name: encode(name, corpora[name], vocabulary, units=data.units, triples=triples.get(name))
+        name: encode(
+            name,
+            corpora[name],
+            vocabulary,
+            units=data.units,
+            triples=triples.get(name),
+            sources=len(sources),
+        )
         for name in sources
     }
     weights = {name: source.weight for name, source in sources.items()}
@@ -78,9 +88,49 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     )
 
 
+def text_of(data: Data, tokenizer: Tokenizer, roles: Iterable[Role]) -> Text:
+    """The text for trainings of these roles. Raises ConfigError as `check_read`."""
+    check_read(data, roles)
+    return corpus(data, tokenizer)
+
+
+def check_read(data: Data, roles: Iterable[Role]) -> None:
+    """Raise ConfigError for settings of units, attributes or triples if no objective of the roles reads
+    what they describe.
+    """
+    classes = {type(spec) for role in roles for spec in role.objective.values()}
+    given = {
+        "units": (data.units.model_dump(exclude_defaults=True), _hides),
+        "attributes": (
+            data.attributes.model_dump(exclude_defaults=True),
+            lambda spec: spec.source == "attributes",
+        ),
+        "taggers": (
+            {name: tagger.kind for name, tagger in data.taggers.items()},
+            lambda spec: spec.source == "triples" or (data.units.entities == OF_TRIPLES and _hides(spec)),
+        ),
+    }
+    for section, (fields, reads) in given.items():
+        if fields and not any(map(reads, classes)):
+            known = [kind for kind in kinds("objective") if reads(spec_class("objective", kind))]
+            raise ConfigError(
+                f"data.{section}",
+                f"{printable(', '.join(f'{key}={value}' for key, value in fields.items()))} does nothing: no"
+                " objective of this training reads it",
+                f"leave it out (after +language: '~data.{section}'), or add one that does:"
+                f" {', '.join(known)}",
+            )
+
+
+def _hides(spec: type[ObjectiveSpec]) -> bool:
+    return spec.hides_units
+
+
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
     """Inputs of these roles' objectives besides tokens (triples, attributes), by kind and text source."""
-    described = partial(describe, attributes=text.attributes, genres=genres_of(roles))
+    described = partial(
+        describe, attributes=text.attributes, genres=genres_of(roles), sources=len(text.corpora)
+    )
     makers = {
         "triples": partial(extract, taggers=text.taggers, units=text.units),
         "attributes": described,

@@ -15,6 +15,7 @@ from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.controls import layout_of_one
+from atelier.flows.corpus import check_read
 from atelier.infra.dag import Reference
 from atelier.infra.report.notes import ON
 from atelier.tasks.convert import check_kept
@@ -57,6 +58,8 @@ def cpm2(
             "is given, but this flow learns both tokenizers",
             "atelier convert convert=vocabulary moves a model to any tokenizer",
         )
+    role = Role(model=model, objective=objective, optim=optim)
+    check_read(data, [role])
     check_kept(grow.vocabulary, train, "grow.vocabulary")
     check_kept(upcycle, train, "upcycle")
     if grow.vocab <= tokenizer.vocab:
@@ -69,7 +72,6 @@ def cpm2(
     first, second = (curate(name, source, data) for name, source in sources.items())
     vocabulary = learn_tokenizer({"main": first}, tokenizer)
     tokens = encode("main", first, vocabulary)
-    role = Role(model=model, objective=objective, optim=optim)
     how = {"parallel": parallel, "prefix": ""}
     alone = train_roles(
         {"model": role},

@@ -10,7 +10,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.sections import for_roles_alone, is_here
 from atelier.engine.config.train import Train
 from atelier.flows.controls import control_of, controls_of, fewer
-from atelier.flows.corpus import corpus, extras
+from atelier.flows.corpus import extras, text_of
 from atelier.infra.store.existing_model import beginnings
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.register import register
@@ -28,7 +28,7 @@ def distill(
     score: Score,
     companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
 ) -> None:
-    text = corpus(data, tokenizer)
+    text = text_of(data, tokenizer, [*roles.values(), *companions.values()])
     begun = beginnings({**roles, **companions}, text.tokenizer)
     models = train_roles(
         roles,

@@ -24,7 +24,7 @@ from atelier.engine.config.sections import for_roles_alone, is_here
 from atelier.engine.config.train import Train
 from atelier.engine.config.tune import STUDENT, TEACHER, Tune
 from atelier.flows.controls import control_of, controls_of, fewer
-from atelier.flows.corpus import Text, corpus, extras
+from atelier.flows.corpus import Text, extras, text_of
 from atelier.flows.evals import scored
 from atelier.infra.dag import Reference
 from atelier.tasks.examine import examine as examine_model
@@ -57,14 +57,14 @@ def nebula(
     score: Score,
     examine: Examine,
 ) -> None:
-    text = corpus(data, tokenizer)
     first = parse(Role, {"model": model, "objective": objective, "optim": optim}, "")
+    pair = generator_and_detector(detect, first)
+    text = text_of(data, tokenizer, [first, *pair.values()])
     pretrained = train_roles(
         {"model": first}, settings=train, parallel=parallel, labels={"model": PRETRAINED}, prefix="",
         **read(text, {"model": first}),
     )["model"]  # fmt: skip
 
-    pair = generator_and_detector(detect, first)
     detecting = train_roles(
         pair, settings=like(train, "detect", detect), parallel=parallel, inits={GENERATOR: pretrained},
         name="detect", prefix="detect.", section="detect", **read(text, pair),

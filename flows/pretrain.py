@@ -11,7 +11,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
-from atelier.flows.corpus import corpus, extras
+from atelier.flows.corpus import extras, text_of
 from atelier.flows.evals import Evals
 from atelier.infra.store.existing_model import beginnings, existing_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
@@ -54,8 +54,8 @@ def one_model(
     """Read or curate the text, train one model on it, score, examine, audit, report and register it."""
     if init and existing_model(init, "init").reference.name == name:
         raise ConfigError("name", f"is {name}, which is the name of the initial model", f"name={name}-on")
-    text = corpus(data, tokenizer)
     role = parse(Role, {"model": model, "objective": objective, "optim": optim, "init": init}, "")
+    text = text_of(data, tokenizer, [role])
     begun = beginnings({"model": role}, text.tokenizer, "")
     models = train_roles(
         {"model": role},

@@ -14,7 +14,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.controls import control_of, controls_of, fewer
-from atelier.flows.corpus import Text, corpus, extras
+from atelier.flows.corpus import Text, extras, text_of
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import ANY_VOCAB, beginnings
 from atelier.tasks.convert import check_kept
@@ -43,7 +43,7 @@ def semoe(
 ) -> None:
     check_students({**roles, **companions})
     check_kept(convert, train, "convert")
-    text = corpus(data, tokenizer)
+    text = text_of(data, tokenizer, [*roles.values(), *companions.values()])
     feed = {"settings": train, "tokens": text.tokens, "weights": text.weights, "tokenizer": text.tokenizer}
     feed |= {"phases": text.phases, "sharing": text.sharing}
     begun = beginnings({**roles, **companions}, text.tokenizer)

@@ -17,7 +17,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.train import Ahead, Train
 from atelier.flows.controls import alone, constant, control_of, controls_of, fewer, layout_of_one
-from atelier.flows.corpus import corpus, extras
+from atelier.flows.corpus import extras, text_of
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import beginnings
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
@@ -42,7 +42,7 @@ def titan(
     imitate: Imitate = Imitate(),  # noqa: B008 - frozen
     companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
 ) -> None:
-    text = corpus(data, tokenizer)
+    text = text_of(data, tokenizer, [*roles.values(), *companions.values()])
     examples = label(finetune.labels)
     feed = {
         "tokens": text.tokens,

@@ -2,7 +2,7 @@
 documents.
 """
 
-from atelier.engine.config.annotations import Described
+from atelier.engine.config.annotations import Described, dictionary
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import ConfigError, nearest
@@ -23,8 +23,11 @@ def describe(
     *,
     attributes: Described,
     genres: tuple[str, ...],
+    sources: int = 1,
 ) -> Reference:
-    """Attributes of one source's paragraphs; `genres`: those that the models know."""
+    """Attributes of one source's paragraphs; `genres`: those that the models know; `sources`: the number of
+    the text's sources.
+    """
     genre, files = attributes.genre.get(name, ""), ()
     if genre and genre not in genres:
         near = nearest(genre, genres)
@@ -42,7 +45,7 @@ def describe(
         )
     identity: dict[str, Json] = {
         key: value for key, value in attributes.as_identity().items() if key not in ("source", "genre")
-    }
+    } | dictionary(attributes.words, f"{PLACE}.words")
     if attributes.source:
         rows = Source(source=attributes.source, field=attributes.document)
         files = tuple(contents_of(files_of(rows, f"{PLACE}.source")))
@@ -51,7 +54,7 @@ def describe(
         identity["genre"] = genre
     if genres != GENRES:
         identity["genres"] = [*genres]
-    config = DescribeConfig(attributes=attributes, genre=genre, genres=genres, files=files)
+    config = DescribeConfig(attributes=attributes, genre=genre, genres=genres, sources=sources, files=files)
     return declare_one(
         "describe",
         "attributes",

@@ -2,7 +2,7 @@
 file.
 """
 
-from atelier.engine.config.annotations import MaskingUnits
+from atelier.engine.config.annotations import MaskingUnits, dictionary
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
 from atelier.engine.config.task.prepare import EncodeConfig
@@ -23,11 +23,12 @@ def encode(
     node: str = "",
     units: MaskingUnits | None = None,
     triples: Reference | None = None,
+    sources: int = 1,
 ) -> Reference:
     """`node`: the task's name, if a text is encoded twice. `units`: what is marked for knowledge masking, by
-    the names of `triples` if it asks for them.
+    the names of `triples` if it asks for them. `sources`: the number of the text's sources.
     """
-    marked, identity = marking(units)
+    marked, identity = marking(units, sources)
     inputs = {"corpus": corpus, "tokenizer": tokenizer}
     return declare_one(
         "encode",
@@ -42,16 +43,18 @@ def encode(
     )
 
 
-def marking(units: MaskingUnits | None) -> tuple[EncodeConfig, dict[str, Json]]:
-    """What a task is told of units, and its identity, which is empty if there are none."""
+def marking(units: MaskingUnits | None, sources: int = 1) -> tuple[EncodeConfig, dict[str, Json]]:
+    """What a task is told of units, and its identity, which is empty if there are none. Raises ConfigError
+    without the package that finds words.
+    """
     if units is None or units.is_plain:
         return EncodeConfig(), {}
     identity = {
         key: value for key, value in units.as_identity().items() if key != "entities" or not units.reads
-    }
+    } | dictionary(units.words, f"{PLACE}.words")
     files = ()
     if units.reads:
         rows = Source(source=units.reads, field=units.field)
         files = tuple(contents_of(files_of(rows, f"{PLACE}.entities")))
         identity |= identity_of([*files])
-    return EncodeConfig(units=units, files=files), identity
+    return EncodeConfig(units=units, files=files, sources=sources), identity

@@ -2,18 +2,32 @@
 units of knowledge masking. Torch-free.
 """
 
-from typing import Literal, Self
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import Json, Kind
+from atelier.engine.config.error import ConfigError
 
 WordKind = Literal["latin", "letters", "characters", "jieba"]
 LABELS = ("genre", "topic", "keywords", "sentiment")  # fields of a row of labels, besides the document
 OF_TRIPLES = "triples"
 
 
-class Described(Spec):
+def dictionary(words: str, place: str) -> dict[str, Json]:
+    """The version of jieba if it finds the words: a part of their identity. Raises ConfigError at `place`
+    without the package.
+    """
+    if words != "jieba":
+        return {}
+    if find_spec("jieba") is None:
+        raise ConfigError(place, "needs the package jieba", "pip install jieba (the extra chinese)")
+    return {"jieba": version("jieba")}
+
+
+class Described(Kind):
     """`genre` of a source is that of all its documents, as in 2112.12731, whose genres are its corpora."""
 
     source: str = Field(
@@ -40,6 +54,13 @@ class Described(Spec):
     longest: int = Field(default=2000, ge=1, description="characters of the longest paragraph")
     paragraphs: int = Field(default=20_000, ge=1, description="maximum of paragraphs, chosen by hash")
 
+    @property
+    def version(self) -> int:
+        """2: labels are of all parts of a document, an empty list of keywords is a label; scripts without
+        blanks are listed, no longer all beyond Thai.
+        """
+        return 2 if self.source or self.words in ("characters", "jieba") else 1
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.shortest > self.longest:
@@ -47,15 +68,17 @@ class Described(Spec):
         return self
 
 
-class MaskingUnits(Spec):
+class MaskingUnits(Kind):
     """Words of scripts without blanks, and names of entities. Other tokens belong to a word or phrase by
     their spelling.
     """
 
+    VERSION: ClassVar[int] = 2  # names in normal form C; a list of scripts without blanks
+
     words: Literal["spelling", "characters", "jieba"] = Field(
         default="spelling",
-        description="words of scripts without blanks. spelling: runs of up to 16 tokens; characters: each"
-        " character; jieba: Chinese words (the extra chinese)",
+        description="words of scripts without blanks. spelling: not told apart, so that up to 16 tokens in a"
+        " row are one word; characters: each character; jieba: Chinese words (the extra chinese)",
     )
     entities: str = Field(
         default="",

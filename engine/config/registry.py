@@ -114,6 +114,7 @@ class ObjectiveSpec(Kind):
     extras: ClassVar[tuple[str, ...]] = ()  # tensors of its rows that the model reads
     # input from its teacher: outputs for the same rows (answers), or a lesson that changes the rows
     lesson: ClassVar[str] = "answers"
+    hides_units: ClassVar[bool] = False  # its rows hide the units that data.units marks
     predicts: ClassVar[bool] = True  # whether it trains token prediction
     is_of_every_token: ClassVar[bool] = False  # mean over all tokens of its rows, not only labelled ones
 

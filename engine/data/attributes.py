@@ -20,7 +20,7 @@ from atelier.engine.config.error import DataError, nearest, printable
 from atelier.engine.config.generation import Sentiment
 from atelier.engine.config.task.prepare import DescribeConfig
 from atelier.engine.data.corpus import CorpusLine, corpus_lines, fraction
-from atelier.engine.data.row import Column, text_problem
+from atelier.engine.data.row import Column, fields_of, text_problem
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.words_of_text import words_in
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -29,6 +29,7 @@ from atelier.engine.io.process import Progress
 ATTRIBUTES = "attributes.jsonl"
 OTHER = "other"
 PLACE = "data.attributes"
+PART = re.compile(r"#[1-9][0-9]*\Z")
 Words = Callable[[str], list[str]]
 POSITIVE = """good great best better fast safe easy simple success successful valid correct true clean
 efficient useful support supported available improve improved allow allows enable enabled works"""
@@ -62,41 +63,57 @@ def describe(
     """Write attributes.jsonl, one AttributedParagraph per line. Returns the summary.
 
     Raises DataError if no paragraph has a usable length, for labels of unknown genres or sentiments, and if
-    none is of a document of the corpus.
+    none is of a document of the corpus; if the text has other sources, that is a warning.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     settings, labels = config.attributes, _labels(config, progress)
-    found: list[AttributedParagraph] = []
-    used, last = 0, ""
+    every: list[tuple[AttributedParagraph, list[str] | None]] = []  # with the given keywords
+    used, last = set[str](), ""
     for line in corpus_lines(corpus, scratch):
-        label, last = labels.get(line["id"], DocumentLabels()), line["id"]
-        used += bool(label)
+        last = line["id"] if line["id"] in labels else document_of(line["id"])
+        label = labels.get(last, DocumentLabels())
+        used |= {last} if label else set()
         for text in paragraphs(line["text"], settings):
-            found.append(_undescribed(line, text, label, config))
+            every.append((_undescribed(line, text, label, config), label.get("keywords")))
         progress.advance(1)
     if labels and not used:
-        raise DataError(
+        unused = (
             f"{PLACE}.source: none of its {len(labels)} labels is of a document of {corpus.record.name},"
             f" whose ids are such as {printable(last)}; {PLACE}.document names the field with the id"
         )
-    if used < len(labels):
-        progress.warn(f"{PLACE}.source: {len(labels) - used} of {len(labels)} labels are of no document here")
-    if not found:
+        if config.sources == 1:
+            raise DataError(unused)
+        progress.warn(unused)
+    elif len(used) < len(labels):
+        progress.warn(
+            f"{PLACE}.source: {len(labels) - len(used)} of {len(labels)} labels are of no document of"
+            f" {corpus.record.name}"
+        )
+    sizes = [len(labels[name].get("keywords", ())) for name in used]
+    if num_cut := sum(max(0, size - settings.keywords) for size in sizes):
+        progress.warn(
+            f"{PLACE}.keywords={settings.keywords}: {num_cut} given keywords of {corpus.record.name} are"
+            f" beyond it and left out; {PLACE}.keywords={max(sizes)} keeps all"
+        )
+    if not every:
         raise DataError(
             f"data.source: no paragraph of {settings.shortest} to {settings.longest} characters; give longer"
             " texts"
         )
-    found.sort(key=lambda one: (fraction(one["text"]), one["text"]))
-    found = found[: settings.paragraphs]
+    every.sort(key=lambda one: (fraction(one[0]["text"]), one[0]["text"]))
+    kept = every[: settings.paragraphs]
+    found = [one for one, _ in kept]
     words = words_in(settings.words, scratch)
     _name_topics(found, settings.topics)
-    _add_keywords(found, settings.keywords, words)
+    _add_keywords(kept, settings.keywords, words)
     lexicon = [settings.positive or POSITIVE.split(), settings.negative or NEGATIVE.split()]
     for one in found:
         one["sentiment"] = one["sentiment"] or sentiment_of(words(one["text"]), *lexicon)
     text = "".join(json.dumps(one, sort_keys=True, ensure_ascii=False) + "\n" for one in found)
     output.add_bytes(ATTRIBUTES, text.encode())
-    labelled: dict[str, Json] = {"labelled_documents": used} if labels else {}
+    labelled: dict[str, Json] = (
+        {"labelled_documents": len(used), "keywords_left_out": num_cut} if labels else {}
+    )
     return labelled | {
         "paragraphs": len(found),
         "genres": sorted({one["genre"] for one in found}),
@@ -106,8 +123,10 @@ def describe(
 
 
 def _labels(config: DescribeConfig, progress: Progress) -> dict[str, DocumentLabels]:
-    """By document. Raises DataError for a row without its document, or with a label that nobody knows."""
-    settings, found = config.attributes, dict[str, DocumentLabels]()
+    """By document; of several rows of one together. Raises DataError for a row without its document, with no
+    or an unknown label, or with another one than a row before.
+    """
+    settings, found, first = config.attributes, dict[str, DocumentLabels](), dict[str, str]()
     optional = [Column(names=(name,), is_needed=False) for name in LABELS]
     columns = [Column(names=(settings.document,), may_be_number=True), *optional]
     with SourceReader(on_error="stop", place="", progress=progress) as reader:
@@ -117,20 +136,42 @@ def _labels(config: DescribeConfig, progress: Progress) -> dict[str, DocumentLab
                     row[settings.document] = str(row[settings.document])
                 if problem := text_problem(row, settings.document):
                     raise DataError(f"{where}: {problem}; {PLACE}.document names it")
-                found[str(row[settings.document])] = _label(row, where, config.genres)
+                name = str(row[settings.document])
+                label = _label(row, where, settings.document, config.genres)
+                before = found.get(name, DocumentLabels())
+                for field in sorted(before.keys() & label.keys()):
+                    if before[field] != label[field]:
+                        other = f"{field} of {printable(name)} is not that of {first[name]}"
+                        raise DataError(f"{where}: {other}; leave one out")
+                if label:
+                    found[name] = cast(DocumentLabels, before | label)
+                    first.setdefault(name, where)
     return found
 
 
-def _label(row: dict[str, Json], where: str, genres: tuple[str, ...]) -> DocumentLabels:
+def _label(row: dict[str, Json], where: str, document: str, genres: tuple[str, ...]) -> DocumentLabels:
+    """The row's labels; a field that is null is none."""
     label = DocumentLabels()
+    unknown = [field for field in row if field not in (document, *LABELS)]
+    meant = {field: field.strip().lower() for field in unknown}
+    wrong = next((field for field in unknown if meant[field] in LABELS), None)
+    if wrong is not None:
+        raise DataError(f"{where}: field {printable(wrong)!r} is no label; did you mean {meant[wrong]}?")
+    if not row.keys() & {*LABELS}:
+        near = next(filter(None, (nearest(field, LABELS) for field in meant.values())), "")
+        raise DataError(
+            f"{where}: has none of the labels {', '.join(LABELS)}; fields there: {fields_of(row)}"
+            + (f"; did you mean {near}?" if near else "")
+        )
     if isinstance(words := row.get("keywords"), str):
         row["keywords"] = [word.strip() for word in words.split(",") if word.strip()]
     for name, known in (("genre", genres), ("topic", ()), ("sentiment", get_args(Sentiment))):
-        value = row.get(name) or None
+        value = row.get(name)
         if value is None:
             continue
-        if problem := text_problem(row, name):
-            raise DataError(f"{where}: {problem}")
+        problem = text_problem(row, name)
+        if problem or not str(value).strip():
+            raise DataError(f"{where}: {problem or f'field {name!r} is empty; leave it out for the rules'}")
         if known and value not in known:
             raise DataError(f"{where}: {name} {printable(str(value))!r} is {_unknown(str(value), known)}")
         label = cast(DocumentLabels, label | {name: value})
@@ -161,9 +202,14 @@ def _undescribed(
         )
     return {
         "genre": genre, "topic": label.get("topic") or topic_of(line["id"]),
-        "keywords": list(label.get("keywords", [])), "sentiment": label.get("sentiment", ""),
-        "text": text, "split": line["split"],
+        "keywords": [], "sentiment": label.get("sentiment", ""), "text": text,
+        "split": line["split"],
     }  # fmt: skip
+
+
+def document_of(line: str) -> str:
+    """The id of the document of which this is the id of a line, perhaps of a part (`<id>#2`)."""
+    return PART.sub("", line)
 
 
 def paragraphs(text: str, settings: Described) -> list[str]:
@@ -197,13 +243,14 @@ def _name_topics(found: list[AttributedParagraph], most: int) -> None:
         one["topic"] = one["topic"] if one["topic"] in kept else OTHER
 
 
-def _add_keywords(found: list[AttributedParagraph], most: int, words: Words) -> None:
-    counted = [Counter(words(one["text"])) for one in found]
+def _add_keywords(kept: list[tuple[AttributedParagraph, list[str] | None]], most: int, words: Words) -> None:
+    """Those given for each paragraph, perhaps none; without (None) its words of highest tf-idf."""
+    counted = [Counter(words(one["text"])) for one, _ in kept]
     documents = Counter(word for counts in counted for word in counts)
-    for one, counts in zip(found, counted, strict=True):
-        weights = {word: n * math.log(len(found) / documents[word]) for word, n in counts.items()}
+    for (one, given), counts in zip(kept, counted, strict=True):
+        weights = {word: n * math.log(len(kept) / documents[word]) for word, n in counts.items()}
         best = sorted(weights, key=lambda word: (-weights[word], word))
-        one["keywords"] = (one["keywords"] or best)[:most]
+        one["keywords"] = (best if given is None else given)[:most]
 
 
 def sentiment_of(words: list[str], positive: Iterable[str], negative: Iterable[str]) -> Sentiment:

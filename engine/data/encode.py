@@ -48,9 +48,10 @@ def encode(
     scratch: Path,
     progress: Progress,
     units: UnitFinder | None = None,
+    sources: int = 1,
 ) -> dict[str, Json]:
     """Write the token files of both splits. Returns the summary. Raises DataError if the names of entities
-    occur nowhere.
+    occur nowhere and the text has no other of its `sources`.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     scratch.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ def encode(
         output.add(ORIGINAL, scratch / ORIGINAL)
     (scratch / ORIGINAL).unlink()
     if units is not None:
-        units.check("data.units.entities", corpus.record.name)
+        units.check("data.units.entities", corpus.record.name, progress, sources)
         for path in marked.values():
             output.add(path.name, path)
     for path in marked.values():
@@ -90,7 +91,9 @@ def encode(
     output.add_bytes(f"{HELD_OUT}.bytes.npy", _npy(np.array(splits[HELD_OUT].bytes, dtype=np.int64)))
     counts = {f"{name}_tokens": split.tokens for name, split in splits.items()}
     changed = {"held_out_changed": num_changed} if num_changed else {}
-    changed |= {"names_found": len(units.names.found)} if units is not None else {}
+    if units is not None:
+        changed |= {"names_found": len(units.names.found)}
+        changed |= {"names": len(units.names), "names_too_short": units.names.num_short}
     return (
         counts
         | changed

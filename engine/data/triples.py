@@ -31,7 +31,7 @@ DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of"
 MAX_CHARS = 400  # per sentence
 MISSED = {  # by kind of tagger: what would have triples
     "rules": 'Python source, or text with sentences like "X is a Y"; for others +language=chinese or german,'
-    " or +tagger@data.taggers=listed",
+    " or +tagger@data.taggers=chinese, german or listed",
     "sentences": "text with sentences that the pattern matches, or another pattern",
     "listed": f"triples of which a sentence of at most {MAX_CHARS} characters has both names",
 }

@@ -5,7 +5,9 @@ Shape letters: N tokens.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from unicodedata import category, is_normalized, normalize
 
 import numpy as np
 
@@ -14,8 +16,9 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
 from atelier.engine.config.task.prepare import EncodeConfig
 from atelier.engine.data.row import Column, text_problem
+from atelier.engine.data.scripts import is_unseparated
 from atelier.engine.data.source_reader import SourceReader
-from atelier.engine.data.words_of_text import Span, cutter, is_unseparated
+from atelier.engine.data.words_of_text import Span, cutter
 from atelier.engine.io.process import Progress
 
 PLAIN, FIRST, INNER = 0, 1, 2  # marks: no unit; a unit's first token; a further one
@@ -25,20 +28,34 @@ PLACE = "data.units"
 
 
 class NameFinder:
-    """Where any of these names is in a text: the longest at each place, not as a part of a longer word."""
+    """Where any of these names is in a text: the longest at each place, not as a part of a longer word. Names
+    and text are compared in Unicode's normal form C. `num_short`: names that are too short to be looked for.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         self._by_begin: dict[str, list[str]] = defaultdict(list)
         self.found: set[str] = set()
-        for name in sorted({name.strip() for name in names}, key=lambda name: (-len(name), name)):
-            if len(name) >= SHORTEST:
+        self.num_short = 0
+        every = {normalize("NFC", name.strip()) for name in names}
+        for name in sorted(every, key=lambda name: (-len(name), name)):
+            if len(name) < SHORTEST:
+                self.num_short += 1
+            else:
                 self._by_begin[name[:BEGIN]].append(name)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_begin.values()))
 
     def spans(self, text: str) -> Iterator[Span]:
-        """In order; they do not overlap."""
+        """In order, as places of the text as it is; they do not overlap."""
+        if is_normalized("NFC", text):
+            yield from self._spans(text)
+            return
+        text, places = _composed(text)
+        for begin, end in self._spans(text):
+            yield places[begin], places[end]
+
+    def _spans(self, text: str) -> Iterator[Span]:
         at = 0
         while at < len(text):
             near = self._by_begin.get(text[at : at + BEGIN], ())
@@ -47,6 +64,24 @@ class NameFinder:
                 self.found.add(name)
                 yield at, at + len(name)
             at += len(name) or 1
+
+
+def _composed(text: str) -> tuple[str, list[int]]:
+    """The text in normal form C, and where each of its characters, and its end, is in the text as it was."""
+    starts = [at for at, sign in enumerate(text) if at == 0 or not _goes_on(sign)]
+    parts, places = list[str](), list[int]()
+    for begin, end in pairwise([*starts, len(text)]):
+        parts.append(normalize("NFC", text[begin:end]))
+        is_same = parts[-1] == text[begin:end]
+        places += range(begin, end) if is_same else [begin] + [end] * (len(parts[-1]) - 1)
+    return "".join(parts), [*places, len(text)]
+
+
+def _goes_on(sign: str) -> bool:
+    """Whether normal form C may join it to the character before: a mark, or a later part of a Korean
+    syllable.
+    """
+    return category(sign)[0] == "M" or "\u1160" <= sign <= "\u11ff"
 
 
 def is_there(name: str, text: str, at: int) -> bool:
@@ -59,8 +94,10 @@ def is_there(name: str, text: str, at: int) -> bool:
 
 
 def _joins(one: str, other: str) -> bool:
-    """Whether two neighbours are of one word: both letters or digits of a script that separates words."""
-    return all(sign.isalnum() and not is_unseparated(sign) for sign in (one or " ", other or " "))
+    """Whether two neighbours are of one word: both letters, digits or marks of a script that separates
+    words.
+    """
+    return all(category(sign)[0] in "LMN" and not is_unseparated(sign) for sign in (one or " ", other or " "))
 
 
 def names_in(config: EncodeConfig, triples: Iterable[Mapping[str, Json]], progress: Progress) -> list[str]:
@@ -87,13 +124,20 @@ class UnitFinder:
             is_cut = spec.words == "jieba"
             self._words = _of_words(cutter(scratch, f"{PLACE}.words")) if is_cut else _characters
 
-    def check(self, place: str, name: str) -> None:
-        """Raise DataError if names were asked for and none was found in the text called `name`."""
-        if self.spec.entities and not self.names.found:
+    def check(self, place: str, name: str, progress: Progress, sources: int = 1) -> None:
+        """Say how many names were found in the text called `name`. Raise DataError if names were asked for
+        and none was found, unless the text has other sources.
+        """
+        if not self.spec.entities:
+            return
+        found, known, short = len(self.names.found), len(self.names), self.names.num_short
+        if not found and sources == 1:
             raise DataError(
-                f"{place}: none of its {len(self.names)} names is in {name}; names have {SHORTEST} characters"
-                " or more, and are whole words"
+                f"{place}: none of its {known} names is in {name}; names have {SHORTEST} characters or more,"
+                f" and are whole words; {short} are too short"
             )
+        if found < known or short:
+            progress.warn(f"{place}: {found} of {known} names are in {name}; {short} are too short")
 
     def spans(self, text: str) -> list[Span]:
         """In order; they do not overlap."""

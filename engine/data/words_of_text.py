@@ -6,21 +6,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.config.annotations import WordKind
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.annotations import WordKind, dictionary
+from atelier.engine.data.scripts import is_unseparated
 
-UNSEPARATED = 0x0E00  # first script without blanks between words: Thai; Chinese and Japanese are above
 LATIN, LETTERS = re.compile(r"[A-Za-z_]{4,}"), re.compile(r"[^\W\d]{4,}")
 Span = tuple[int, int]  # characters begin .. end - 1
-
-
-def is_unseparated(sign: str) -> bool:
-    """Whether a character is of a script that does not separate words by blanks."""
-    return ord(sign) >= UNSEPARATED and sign.isalnum()
 
 
 def words_in(kind: WordKind, scratch: Path) -> Callable[[str], list[str]]:
@@ -53,8 +46,7 @@ def cutter(scratch: Path, place: str) -> Callable[[str], Iterator[Span]]:
     """The function that divides a text into words by jieba's dictionary, which it keeps in `scratch`. Raises
     ConfigError at `place` if jieba is not installed.
     """
-    if find_spec("jieba") is None:
-        raise ConfigError(place, "needs the package jieba", "pip install jieba (the extra chinese)")
+    dictionary("jieba", place)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # escapes in its sources, and pkg_resources
         jieba: Any = importlib.import_module("jieba")  # optional

@@ -19,11 +19,12 @@ _SHARES = (
     *("data.weight", "data.blend.*.weight", "data.phases", "data.phases.*"),
     *("data.epochs", "data.blend.*.epochs", "data.assignment"),
 )
+_OF_TEXT = ("data.units", "data.units.*", "data.attributes", "data.attributes.*")
 _OF_TITAN = ("score.controls", "score.rows")
 
 
 IDLE: dict[str, tuple[str, ...]] = {
-    "corpus": _SHARES,
+    "corpus": (*_SHARES, "data.attributes", "data.attributes.*"),
     "pretrain": (*_OF_LABELS, *_OF_TITAN),
     "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
@@ -31,7 +32,7 @@ IDLE: dict[str, tuple[str, ...]] = {
     "instruct": ("tokenizer", "tokenizer.*"),
     "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts"),
     "nebula": (*_OF_LABELS, "score.rows"),
-    "cpm2": (*_SHARES, "score.controls", "score.rows", "score.shots"),
+    "cpm2": (*_SHARES, *_OF_TEXT, "score.controls", "score.rows", "score.shots"),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
         *("train.link", "train.link.*"),

@@ -27,8 +27,9 @@ class ToVocabulary(GrowingSpec):
     )
     lowered: Literal["mean", "evenly"] = Field(
         default="mean",
-        description="direction in which their rows are moved for that: of the mean hidden state; evenly ="
-        " that in which all hidden states are lowered most alike",
+        description="what their rows are moved against for that. mean: the mean hidden state, though a state"
+        " that points away from it then gets higher logits; evenly: a direction that lowers the logits of"
+        " all hidden states by about the same",
     )
     tokens: int = Field(default=4096, ge=128, description="training tokens for the mean hidden state")
 

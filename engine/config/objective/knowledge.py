@@ -13,6 +13,7 @@ class Knowledge(OwnRows):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "knowledge"
+    hides_units: ClassVar[bool] = True
     extras: ClassVar[tuple[str, ...]] = ("bidirectional_B",)
     source: ClassVar[str] = "triples"
 

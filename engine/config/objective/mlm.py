@@ -13,6 +13,7 @@ class MLM(OwnRows):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "mlm"
+    hides_units: ClassVar[bool] = True
     extras: ClassVar[tuple[str, ...]] = ("bidirectional_B",)
 
     kind: Literal["mlm"] = "mlm"

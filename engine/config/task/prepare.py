@@ -39,9 +39,10 @@ class RenderConfig(Spec):
 
 
 class EncodeConfig(Spec):
-    """`files`: those of names of entities."""
+    """`files`: those of names of entities; `sources`: the number of the text's sources."""
 
     units: MaskingUnits = MaskingUnits()
+    sources: int = 1
     files: tuple[tuple[str, str], ...] = ()
 
 
@@ -54,11 +55,14 @@ class ExtractConfig(Spec):
 
 
 class DescribeConfig(Spec):
-    """`genre`: of all documents without a label, '' = by rules; `genres`: those that models have."""
+    """`genre`: of all documents without a label, '' = by rules; `genres`: those that models have; `sources`:
+    the number of the text's sources.
+    """
 
     attributes: Described = Described()
     genre: str = ""
     genres: tuple[str, ...] = GENRES
+    sources: int = 1
     files: tuple[tuple[str, str], ...] = ()
 
 

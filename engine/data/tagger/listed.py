@@ -1,7 +1,8 @@
-"""Given triples, each with a sentence that has both its names."""
+"""Given triples, each with a sentence that has both its names, compared in Unicode's normal form C."""
 
 from collections import defaultdict
 from collections.abc import Iterator
+from unicodedata import normalize
 
 from atelier.engine.config.tagger.listed import ListedTriples
 from atelier.engine.data.row import Column
@@ -17,13 +18,16 @@ def build(spec: ListedTriples, rows: Rows) -> Find:
     by_head: dict[str, list[tuple[str, str]]] = defaultdict(list)
     columns = [Column(names=(name,)) for name in (spec.head, spec.relation, spec.tail)]
     for row in rows(columns):
-        head, relation, tail = (str(row[name]).strip() for name in (spec.head, spec.relation, spec.tail))
+        head, relation, tail = (
+            normalize("NFC", str(row[name]).strip()) for name in (spec.head, spec.relation, spec.tail)
+        )
         if head and tail and head != tail:
             by_begin[head[:BEGIN]].add(head)
             by_head[head].append((relation, tail))
 
     def find(name: str, text: str) -> Iterator[Triple]:
-        for sentence in sentences(text):
+        for said in sentences(text):
+            sentence = normalize("NFC", said)
             heads = {
                 head
                 for at in range(len(sentence))
@@ -34,7 +38,7 @@ def build(spec: ListedTriples, rows: Rows) -> Find:
             for head in sorted(heads):
                 for relation, tail in by_head[head]:
                     if has(tail, sentence):
-                        yield Triple(head, relation, tail, sentence)
+                        yield Triple(head, relation, tail, said)
 
     return find
 

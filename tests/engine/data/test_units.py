@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -63,6 +64,22 @@ def test_words_of_chinese_are_those_of_jieba(tmp_path: Path) -> None:
     ]
 
 
+def test_a_name_is_found_in_any_normal_form_at_the_places_of_the_text(tmp_path: Path) -> None:
+    whole, parts = "Việt Nam é", normalize("NFD", "Ở Việt Nam é.")
+    assert spans("spelling", [whole], parts, tmp_path) == [normalize("NFD", whole)]
+    assert spans("spelling", [normalize("NFD", "한국")], "한국 Việt", tmp_path) == ["한국"]
+    assert spans("spelling", ["Vi", "Vie"], parts, tmp_path) == []  # parts of a word
+    assert spans("spelling", ["Vi"], "Việt", tmp_path) == []
+    assert NameFinder(["王", "é", normalize("NFD", "é"), "ab"]).num_short == 2
+
+
+def test_names_found_and_too_short_are_counted_and_said(workshop: Workshop) -> None:
+    tokens, _ = encoded(workshop, PLAIN, "spelling", [NAME, "Atlantis", "x", "y"])
+    summary = dict(tokens.record.summary)
+    assert (summary["names"], summary["names_found"], summary["names_too_short"]) == (2, 1, 2)
+    assert "data.units.entities: 1 of 2 names are in corpus; 2 are too short" in workshop.printed()
+
+
 def test_tokens_of_a_unit_are_marked_and_a_token_of_two_belongs_to_the_later() -> None:
     offsets = [(0, 2), (2, 3), (3, 5), (5, 6), (6, 8)]
     assert marks_of([(0, 3), (4, 8)], offsets).tolist() == [1, 2, 1, 2, 2]
@@ -71,7 +88,7 @@ def test_tokens_of_a_unit_are_marked_and_a_token_of_two_belongs_to_the_later() -
 
 
 def encoded(
-    workshop: Workshop, texts: list[str], words: str, names: list[str]
+    workshop: Workshop, texts: list[str], words: str, names: list[str], sources: int = 1
 ) -> tuple[ArtifactInput, Vocabulary]:
     corpus = workshop.corpus(texts, 0.2)
     tokenizer = workshop.tokenizer(corpus, vocab=330, specials=SPECIALS)
@@ -79,7 +96,7 @@ def encoded(
     path.write_text("".join(json.dumps({"name": name}) + "\n" for name in names))
     units = MaskingUnits.model_validate({"words": words, "entities": str(path) if names else ""})
     files = workshop.files(Source(source=str(path))) if names else []
-    config: dict[str, Json] = {"units": units.model_dump(mode="json"), "files": files}
+    config: dict[str, Json] = {"units": units.model_dump(mode="json"), "files": files, "sources": sources}
     tokens = workshop.run("encode", config, {"corpus": corpus, "tokenizer": tokenizer}, "tokens")
     return tokens, Vocabulary.of(tokenizer, workshop.folder)
 
@@ -133,6 +150,8 @@ def test_characters_of_chinese_text_are_hidden_alone_not_runs_of_sixteen_tokens(
 def test_names_that_occur_nowhere_are_refused(workshop: Workshop) -> None:
     with pytest.raises(DataError, match=r"data.units.entities: none of its 2 names is in corpus"):
         encoded(workshop, PLAIN, "spelling", ["Atlantis", "Ships Ahoy"])
+    encoded(workshop, PLAIN, "spelling", ["Atlantis"], sources=2)  # perhaps they are in the other
+    assert "0 of 1 names are in corpus" in workshop.printed()
 
 
 @pytest.mark.parametrize("entities", ["triples", ""])

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atelier.engine.data.curation import word_hashes
-from atelier.engine.data.curation.word_hashes import SPACELESS, find_words, ngram_hashes, spelling
+from atelier.engine.data.curation.word_hashes import find_words, ngram_hashes, spelling
+from atelier.engine.data.scripts import SPACELESS
 
 ALPHABET = "abzAZ_09 \n.,-éÉßİIıΣσς漢字かなカนไขกာភ한글ñ\u0301\x00\ud800\udfff😀²٣ﬁǅẞ"
 
