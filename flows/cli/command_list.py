@@ -272,6 +272,13 @@ TABLE = (
         ),
     ),
     Command(
+        name="doctor",
+        about="check this machine: Python, torch and devices, 16-bit arithmetic, ports, disk, the store,"
+        " batch systems, versions, limits; say what to do; exit code 1 if something is broken",
+        example="atelier doctor",
+        options=(JSON,),
+    ),
+    Command(
         name="gc",
         about="remove artifacts and files that nothing needs, after asking",
         example="atelier gc --dry-run",
