@@ -279,6 +279,24 @@ TABLE = (
         options=(JSON,),
     ),
     Command(
+        name="versions",
+        about="show Atelier's version, its commit and changes since, and the versions of its libraries",
+        example="atelier versions",
+        options=(JSON,),
+    ),
+    Command(
+        name="rm",
+        about="remove a model with its training, scores and reports, after asking; refused if other models"
+        " descend from it",
+        example="atelier rm student_a --dry-run",
+        words=(Word("model", "a model's name, name@alias or fingerprint", "model", required=True),),
+        options=(
+            Option("--dry-run", "only print what would be removed, and why"),
+            Option("--yes", "do not ask"),
+            JSON,
+        ),
+    ),
+    Command(
         name="gc",
         about="remove artifacts and files that nothing needs, after asking",
         example="atelier gc --dry-run",

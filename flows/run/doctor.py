@@ -20,13 +20,13 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.io import machine
 from atelier.engine.io.storage import is_local, join, local_path, remove
 from atelier.flows.run.store_check import check_root
+from atelier.infra.code.provenance import DISTRIBUTION
 from atelier.infra.launch.gpus import counted, gpu_names
 from atelier.infra.stack.service import check_port, is_running
 from atelier.infra.stack.stack import MLFLOW_PORT, PREFECT_PORT, Stack
 from atelier.infra.store.conditional_create import create_exclusive
 from atelier.infra.store.store import default_root
 
-PACKAGE = "atelier-lm"
 OLDEST = (3, 11)  # of Python, as in pyproject.toml
 LEAST_GB, FEW_GB = 1.0, 10.0  # free on a disk: too little, little
 LEAST_MEMORY_GB = 2.0
@@ -184,9 +184,11 @@ def check_versions(required: Sequence[str] | None = None) -> CheckRow:
     """Installed libraries against those that Atelier requires."""
     if required is None:
         try:
-            required = metadata.requires(PACKAGE) or []
+            required = metadata.requires(DISTRIBUTION) or []
         except metadata.PackageNotFoundError:
-            return note("versions", f"{PACKAGE} is not installed: a checkout", "pip install -e . checks them")
+            return note(
+                "versions", f"{DISTRIBUTION} is not installed: a checkout", "pip install -e . checks them"
+            )
     wanted = [one for text in required if (one := Requirement(text)).marker is None]
     there = machine.versions(*(one.name for one in wanted))
     wrong = [
