@@ -1,6 +1,7 @@
 """Explain why an artifact is made: the differences from the nearest finished run."""
 
 import re
+from collections.abc import Mapping
 from typing import TypedDict
 
 from atelier.engine.config.base import Json, canonical
@@ -28,15 +29,21 @@ def reasons_of(name: str, product: Product, known: dict[str, Row]) -> list[Reaso
     before = known.get(name)
     if before is None:
         return [{"new": True}]
-    ours, theirs = comparable(product), before.identity
+    own = (comparable(product), parents_of(product))
+    return changes_between((before.identity, before.parents), own) or [{"lost": True}]
+
+
+def changes_between(
+    before: tuple[Mapping[str, Json], Mapping[str, str]], now: tuple[Mapping[str, Json], Mapping[str, str]]
+) -> list[Reason]:
+    """The differing keys and parents of two products, each given as its identity and its parents."""
+    (theirs, old), (ours, parents) = before, now
     changed = [
         key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
     ]
     reasons = [_reason(key, theirs.get(key), ours.get(key)) for key in changed]
-    parents, old = parents_of(product), before.parents
     other = [role for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
-    reasons += [Reason(parent=role) for role in other]
-    return reasons or [{"lost": True}]
+    return [*reasons, *(Reason(parent=role) for role in other)]
 
 
 def _reason(key: str, old: Json, new: Json) -> Reason:

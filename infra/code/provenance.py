@@ -15,7 +15,8 @@ from atelier import PROJECT
 from atelier.engine.config.base import Json
 
 NOTE = ".code.json"  # beside unpacked code: commit and diff of its sources
-LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
+DISTRIBUTION = "atelier-lm"
+LIBRARIES = (DISTRIBUTION, "torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
 
 
 def _git(*arguments: str) -> str:
@@ -31,7 +32,7 @@ def _git(*arguments: str) -> str:
 def version() -> str:
     """Atelier's version."""
     try:
-        return f"atelier {metadata.version('atelier-lm')}"
+        return f"atelier {metadata.version(DISTRIBUTION)}"
     except metadata.PackageNotFoundError:  # run from a checkout
         return "atelier (not installed)"
 
@@ -47,6 +48,7 @@ def engine_digest() -> str:
 
 @cache
 def versions() -> dict[str, str]:
+    """The versions of Python, Atelier and the libraries that compute, without missing ones."""
     found = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
