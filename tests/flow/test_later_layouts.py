@@ -58,9 +58,9 @@ def test_the_plan_prices_each_layout_and_refuses_what_does_not_fit(atelier: Atel
     assert [(span["step"], span["ranks"]) for span in row["later"]] == [(8, 2), (16, 1)]
     assert 0 < sum(span["device_hours"] for span in row["later"]) < row["device_hours"]
     for later, words_of_it in {
-        "{8: {shard: 64}}": "parallel.later.8: parallel: replicate 1 x shard 64",
-        "{8: {tensor: 3}}": "parallel.later.8: parallel.tensor",
-        "{24: {shard: 2}}": "parallel.later.24: the training ends at step 24",
+        "{8: {shard: 64}}": "parallel.later.8: does not fit: parallel: replicate 1 x",
+        "{8: {tensor: 3}}": "parallel.later.8: does not fit: parallel.tensor",
+        "{24: {shard: 2}}": "parallel.later.24: a training ends at step 24",
         "{8: {chard: 2}}": "did you mean shard?",
     }.items():
         refused = atelier(*words, f"parallel.later={later}")
