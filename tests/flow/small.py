@@ -47,7 +47,8 @@ def small(words: list[str]) -> list[str]:
         return words
     given = [smaller(word) for word in words[1:]]
     named = {word.split("=")[0] for word in given}
-    if words[0] in WITHOUT_TRAINING or any(key.startswith("train.link.") for key in named):  # rounds divide
+    has_rounds = words[0] == "nebula" or any(key.startswith("train.link.") for key in named)
+    if words[0] in WITHOUT_TRAINING or has_rounds:  # rounds divide the steps
         named.add("train.steps")
     return [words[0], *given, *(word for word in OPEN if word.split("=")[0] not in named)]
 
