@@ -108,7 +108,7 @@ def figure(results: Path, reference: list[str], place: str) -> str:
 
 
 def found(results: Path, keys: list[str], place: str) -> Any:
-    """What is at [file, key, ...] of the results' numbers."""
+    """The value of a results file at the path [file, key, ...]."""
     file, *rest = keys
     if not (results / f"{file}.json").exists():
         raise ClaimError(f"{place}: there is no benchmarks/results/{file}.json")

@@ -39,7 +39,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 
 def planned(words: tuple[str, ...], root: str) -> dict[str, Any]:
-    """What `atelier plan` says of the trainings, and of the memory that scores take."""
+    """The plan's figures of the trainings, and the memory that scores need."""
     done = subprocess.run(
         [sys.executable, "-m", "atelier", "plan", *words, "--json"],
         env=os.environ | {"ATELIER_ROOT": root}, cwd=root, capture_output=True, text=True,

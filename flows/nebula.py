@@ -156,7 +156,7 @@ def transferred(
 
 
 class PretrainingInputs(TypedDict):
-    """What a pretraining reads."""
+    """The inputs of a pretraining."""
 
     tokens: dict[str, Reference]
     weights: dict[str, float]
@@ -167,7 +167,7 @@ class PretrainingInputs(TypedDict):
 
 
 def read(text: Text, roles: Mapping[str, Role]) -> PretrainingInputs:
-    """What a pretraining of these roles reads."""
+    """The inputs of a pretraining of these roles."""
     return {
         "tokens": text.tokens,
         "weights": text.weights,

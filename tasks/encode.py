@@ -44,8 +44,8 @@ def encode(
 
 
 def marking(units: MaskingUnits | None, sources: int = 1) -> tuple[EncodeConfig, dict[str, Json]]:
-    """What a task is told of units, and its identity, which is empty if there are none. Raises ConfigError
-    without the package that finds words.
+    """The task's settings of masking units and their identity, both empty without units. Raises ConfigError
+    if the package that divides text into words is missing.
     """
     if units is None or units.is_plain:
         return EncodeConfig(), {}

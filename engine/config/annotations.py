@@ -1,5 +1,5 @@
-"""What is found in text besides its tokens: attributes of paragraphs (genre, topic, keywords, sentiment), and
-units of knowledge masking. Torch-free.
+"""Settings of attributes of paragraphs (genre, topic, keywords, sentiment) and of units of knowledge masking.
+Torch-free.
 """
 
 from importlib.metadata import version

@@ -17,8 +17,8 @@ MOST = 1_000_000  # texts
 
 
 class Generated(NamedTuple):
-    """What a source names: languages, the one to translate from first; number of texts; seed of the world,
-    which has the words of both languages.
+    """A generated source: its languages (the first is translated from), its number of texts, and the seed of
+    the world, which has the words of both languages.
     """
 
     languages: tuple[str, ...]
@@ -30,7 +30,7 @@ class Generated(NamedTuple):
         return "-".join(self.languages)
 
     def as_identity(self) -> dict[str, Json]:
-        """What decides the texts."""
+        """The settings that decide the texts."""
         return {
             "languages": [*self.languages],
             "number": self.number,
@@ -44,8 +44,8 @@ def is_generated(source: str) -> bool:
 
 
 def generated(source: str, num_languages: int) -> Generated:
-    """What the source names. Raises ValueError for other than `num_languages` known languages, and for a
-    number of texts or a world that is none.
+    """Parse a source's name. Raises ValueError unless it has `num_languages` known languages, and numbers for
+    the texts and the world.
     """
     name, *numbers = (part.strip() for part in source.removeprefix(PREFIX).split(":"))
     languages = tuple(name.split("-"))

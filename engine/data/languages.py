@@ -41,7 +41,7 @@ class Phrase(NamedTuple):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a sentence says, in any language."""
+    """The meaning of a sentence, without a language."""
 
     subject: Phrase
     verb: int

@@ -61,7 +61,7 @@ class ExpertWeights(nn.Module):
         """Start communication, if any; the returned function gives the weighted sums."""
         held = [] if self.reads_counts else [local(weight) for weight in self.weights()]
         if held and may_stay(self.products, x_ND, held):
-            return lambda: self._on_device(x_ND, chosen_NK, share_NK, load_X)
+            return lambda: self._on_device(x_ND, chosen_NK, share_NK, load_X, held)
         pairs = Dispatch.of(chosen_NK, load_X)
         is_all = len(pairs.token_P) == chosen_NK.numel()
         share_C = share_NK.flatten() if is_all else share_NK[chosen_NK >= 0]
@@ -76,10 +76,11 @@ class ExpertWeights(nn.Module):
         weights = [local(weight) for weight in self.weights()]
         return experts_mlp(x_PD, counts_X, weights, self.activation, self.products)
 
-    def _on_device(self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor) -> Tensor:
+    def _on_device(
+        self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor, weights: list[Tensor]
+    ) -> Tensor:
         """The weighted sums, without waiting for the numbers of tokens per expert."""
         pairs = Dispatch.on_device(chosen_NK, self.num_experts)
-        weights = [local(weight) for weight in self.weights()]
         y_PD = experts_mlp(dispatched(x_ND, pairs), load_X, weights, self.activation)
         return collect(y_PD, share_NK.masked_fill(chosen_NK < 0, 0.0).flatten(), pairs)
 

@@ -361,37 +361,24 @@ def check_layouts(
         raise ConfigError("parallel.later", "is for a training at one site", "leave it out")
     for begin, _, one in layout.spans(0, steps):
         try:
-            _check_training(roles, settings, one, frozen=frozen, inits=inits, prefix=prefix, section=section)
+            check_layout(one, roles, settings, prefix=prefix, section=section)
+            for key in frozen:
+                check_whole(one, key)
         except ConfigError as error:
             if not begin:
                 raise
             problem = f"does not fit: {error.place}: {error.problem}"
             raise ConfigError(f"parallel.later.{begin}", problem, error.way_out) from None
-
-
-def _check_training(
-    roles: Mapping[str, Role],
-    settings: Train,
-    layout: Parallel,
-    *,
-    frozen: Collection[str],
-    inits: Collection[str],
-    prefix: str,
-    section: str,
-) -> None:
-    check_layout(layout, roles, settings, prefix=prefix, section=section)
-    placement_of(settings, roles).check_finished(section)
+    placement.check_finished(section)
     check_teaching(roles, prefix=prefix)
     check_schedules(roles, settings, prefix=prefix)
     rows = row_specs(roles, prefix).values()
     check_readers(roles, rows, settings.at(0).sequence, prefix=prefix, section=section)
     check_encoders(roles, rows, prefix)
-    for key in frozen:
-        check_whole(layout, key)
     for key, role in roles.items():
         place = f"{prefix}{key}." if prefix else ""
         if role.moves:
-            end = role.last(settings.num_steps)
+            end = role.last(steps)
             role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
         if role.init and key not in inits:
             raise ConfigError(f"{place}init", f"{role.init}: this flow starts from seeds", "leave it empty")

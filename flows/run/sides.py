@@ -1,4 +1,4 @@
-"""What `atelier diff` compares: a run with its products, or a model with its ancestors."""
+"""One side of `atelier diff`: a run with its products, or a model with its ancestors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -132,8 +132,8 @@ class ModelRemoval:
         return found[::-1]
 
     def _heirs(self) -> list[Record]:
-        """What was made from the model: others that it taught, that began as it, or that continued its
-        training.
+        """The artifacts made from the model: students, models that started from its weights, and models that
+        continued its training.
         """
         own = {self.model.fingerprint, *(one.fingerprint for one in self._about())}
         training = self.model.parents.get("trajectory", "")
