@@ -78,9 +78,11 @@ def test_a_finished_teacher_that_is_replayed_for_a_student_passes_each_layout(
         "experiment=tiny",
         "tracker=none",
         "roles.student_a.attach=replay",
+        "roles.student_a.start=0",
     )
     assert atelier(*words).code == 0
-    again = (*words, "roles.student_a.optim.lr=2e-3", "parallel.later={8: {shard: 2}, 16: {}}")
+    again = (*words, "roles.student_a.optim.lr=2e-3", "parallel.later={5: {shard: 2}, 11: {}}")
     said = atelier(*again)
     assert said.code == 0, said.err
+    assert (said.out + said.err).count("> train\n") == 3  # a gang for each layout
     assert "nothing to do" in atelier(*again).out
