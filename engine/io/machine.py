@@ -21,7 +21,7 @@ def cores(root: Path = ROOT) -> list[int]:
     try:
         found = sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
-        found = list(range(os.cpu_count() or 1))
+        found = list(range(all_cores()))
     paid = min(_quotas(root), default=float(len(found)))
     return found[: max(1, int(paid))]
 
@@ -29,6 +29,11 @@ def cores(root: Path = ROOT) -> list[int]:
 def num_cores(root: Path = ROOT) -> int:
     """The number of cores that this process may use."""
     return len(cores(root))
+
+
+def all_cores() -> int:
+    """The number of cores of the machine, whether this process may use them or not."""
+    return os.cpu_count() or 1
 
 
 def memory_gb(root: Path = ROOT) -> float:

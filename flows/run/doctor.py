@@ -203,7 +203,7 @@ def check_versions(required: Sequence[str] | None = None) -> CheckRow:
 
 def check_limits(root: Path = machine.ROOT) -> Iterator[CheckRow]:
     """The limits of a container or a session: cores, memory, open files."""
-    cores, whole = machine.num_cores(root), os.cpu_count() or 1
+    cores, whole = machine.num_cores(root), machine.all_cores()
     memory, all_memory = machine.memory_gb(root), machine.memory_gb(Path(os.devnull))
     text = f"{cores} of {whole} cores, {memory:.1f} of {all_memory:.1f} GB of memory"
     if memory < LEAST_MEMORY_GB:

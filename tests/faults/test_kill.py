@@ -24,19 +24,20 @@ ROLES = {
     "late": student(start=11),
 }
 HOW = train(STEPS, checkpoint_every=3, eval_every=5)
-START_S = 4.0  # what a start-up takes, about: a kill is drawn from so many seconds
-RUN_S = 0.3  # what the steps between two checkpoints take, about
 TRIES = 12  # runs in which a moment that lasts some milliseconds is waited for
 
 Gang = list[Rank]
 
 
 class Moment:
-    """A moment of a training that can be seen from outside, and when in it the kill comes."""
+    """A moment of a training that can be seen from outside, and when in it the kill comes: after a drawn
+    part of the seconds that an undisturbed training took for it.
+    """
 
-    def __init__(self, kind: str, rng: random.Random) -> None:
-        self.kind, self.victims = kind, rng.choice(([0], [1], [0, 1]))
-        self.delay = rng.uniform(0.0, {"start-up": START_S, "step": 3 * RUN_S}.get(kind, 0.0))
+    def __init__(self, kind: str, rng: random.Random, undisturbed: "Undisturbed") -> None:
+        self.kind, self.victims = kind, rng.choice(([0], [1], [0, 1])[: 2 * undisturbed.world - 1])
+        seconds = {"start-up": undisturbed.start_s, "step": undisturbed.steps_s}.get(kind, 0.0)
+        self.delay = rng.uniform(0.0, seconds)
         self.num = 1 if kind == "publish" else rng.randrange(1, 4)  # which sighting
 
     def is_now(self, command_store: TrainingSetup) -> bool:
@@ -119,62 +120,66 @@ def assert_same(mine: TrainingSetup, other: TrainingSetup) -> None:
         assert mine.summary(name) == other.summary(name)
 
 
-def moments(rng: random.Random) -> list[Moment]:
-    """One of each kind, the last of a training last."""
-    kinds = rng.sample(["start-up", "step", "save", "commit"], 4)
-    return [Moment(kind, rng) for kind in (*kinds, "publish")]
+class Undisturbed:
+    """A training of `world` ranks that nobody kills: its results and its seconds."""
+
+    def __init__(self, folder: Path, world: int) -> None:
+        self.setup, self.world = TrainingSetup(folder), world
+        begun = time.monotonic()
+        ranks = begin(self.setup, world)
+        assert has_started(ranks[0])
+        stepping = time.monotonic()
+        self.start_s = stepping - begun
+        assert ended(ranks) == [0] * world
+        self.steps_s = time.monotonic() - stepping
+
+
+def assert_killed_gives_same_bits(wanted: list[Moment], undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """Kill one training in each moment in turn, then let it end. A training that ended before the kill
+    has the same bits too, and another begins.
+    """
+    world, number, killed = undisturbed.world, 0, TrainingSetup(tmp_path / "0")
+    for moment in wanted:
+        while True:
+            number += 1
+            assert number <= TRIES, f"{moment.kind}: not seen in {TRIES} runs"
+            ranks = begin(killed, world)
+            is_hit = moment.hit(killed, ranks)
+            codes = ended(ranks)
+            print(f"{moment.kind}: ranks {moment.victims} {'killed' if is_hit else 'missed'}, exit {codes}")
+            if is_hit and 0 not in codes:
+                assert {codes[rank] for rank in moment.victims} == {-signal.SIGKILL}
+                break
+            assert 0 in codes and set(codes) <= {0, -signal.SIGKILL}  # too late: all was published
+            assert_same(killed, undisturbed.setup)
+            killed = TrainingSetup(tmp_path / str(number))
+            moment.delay /= 2
+    assert ended(begin(killed, world)) == [0] * world
+    assert_same(killed, undisturbed.setup)
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
-    """Where nothing happened to the two ranks."""
-    command_store = TrainingSetup(tmp_path_factory.mktemp("straight"))
-    assert ended(begin(command_store, 2)) == [0, 0]
-    return command_store
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), 2)
 
 
 @pytest.mark.parametrize(
     "chain", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 3))]
 )
 def test_a_gang_killed_in_start_up_step_save_commit_and_publish_ends_with_the_same_bits(
-    straight: TrainingSetup, tmp_path: Path, chain: int
+    pair: Undisturbed, tmp_path: Path, chain: int
 ) -> None:
     print(f"ATELIER_SEED={SEED}, chain {chain}")
-    wanted = moments(random.Random(f"{SEED} {chain}"))
-    command_store, number = TrainingSetup(tmp_path / "0"), 0
-    for moment in wanted:
-        while True:
-            number += 1
-            assert number <= TRIES, f"{moment.kind}: not seen in {TRIES} runs"
-            ranks = begin(command_store, 2)
-            is_hit = moment.hit(command_store, ranks)
-            codes = ended(ranks)
-            print(f"{moment.kind}: ranks {moment.victims} {'killed' if is_hit else 'missed'}, exit {codes}")
-            if is_hit:
-                assert 0 not in codes and {codes[rank] for rank in moment.victims} == {-signal.SIGKILL}
-                break
-            assert codes == [0, 0]
-            assert_same(command_store, straight)
-            command_store = TrainingSetup(tmp_path / str(number))
-    assert ended(begin(command_store, 2)) == [0, 0]
-    assert_same(command_store, straight)
+    rng = random.Random(f"{SEED} {chain}")
+    kinds = rng.sample(["start-up", "step", "save", "commit"], 4)
+    wanted = [Moment(kind, rng, pair) for kind in (*kinds, "publish")]
+    assert_killed_gives_same_bits(wanted, pair, tmp_path)
 
 
-def test_a_process_killed_at_three_random_moments_ends_with_the_same_bits(tmp_path: Path) -> None:
-    straight, killed = TrainingSetup(tmp_path / "straight"), TrainingSetup(tmp_path / "killed")
-    assert ended(begin(straight, 1)) == [0]
-    rng = random.Random(SEED)
+def test_a_process_killed_at_three_random_steps_ends_with_the_same_bits(tmp_path: Path) -> None:
     print(f"ATELIER_SEED={SEED}")
-    codes = []
-    for _ in range(3):
-        ranks = begin(killed, 1)
-        moment = Moment("step", rng)
-        moment.victims = [0]
-        moment.hit(killed, ranks)
-        codes += ended(ranks)
-    assert -signal.SIGKILL in codes
-    assert ended(begin(killed, 1)) == [0]
-    assert_same(killed, straight)
+    alone, rng = Undisturbed(tmp_path / "undisturbed", 1), random.Random(SEED)
+    assert_killed_gives_same_bits([Moment("step", rng, alone) for _ in range(3)], alone, tmp_path)
 
 
 def test_a_gang_of_which_one_rank_is_asked_to_stop_stops_whole_at_one_step(tmp_path: Path) -> None:
