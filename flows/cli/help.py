@@ -4,7 +4,7 @@ keys with type, meaning and present value.
 
 from typing import TYPE_CHECKING
 
-from atelier.flows.cli.syntax import COMMANDS, Command
+from atelier.flows.cli.command_table import COMMANDS, Command
 from atelier.flows.run import catalog
 
 if TYPE_CHECKING:

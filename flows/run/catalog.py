@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.project_roots import files_in_roots, project_roots
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s
@@ -64,12 +66,33 @@ def check_flow(flow: str, place: str) -> None:
         raise ConfigError(place, f"no flow {flow!r}", way_out)
 
 
+def conf_folders() -> list[Path]:
+    """The folders conf/ of all project roots, Atelier's first."""
+    return [root.conf for root in project_roots() if root.conf.is_dir()]
+
+
+def conf_file(name: str) -> Path:
+    """The file of a name (model/gpt_nano, pretrain) in conf/ of the root that has it; if none has, where
+    Atelier would have it. Raises ConfigError if two roots have it.
+    """
+    folder, _, option = name.rpartition("/")
+    of_root = files_in_roots(f"conf/{folder}" if folder else "conf", ".yaml").get(option)
+    return (of_root.conf if of_root else CONF) / f"{name}.yaml"
+
+
+def is_group(name: str) -> bool:
+    """Whether a root has a folder conf/<name>."""
+    return any((conf / name).is_dir() for conf in conf_folders())
+
+
 def groups() -> list[str]:
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    return sorted({path.name for conf in conf_folders() for path in conf.iterdir() if path.is_dir()})
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """The options of a group, of all roots. Raises ConfigError if two roots have one of the same name."""
+    own = (path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted({*own, *files_in_roots(f"conf/{group}", ".yaml")})
 
 
 def flow_text(name: str) -> tuple[str, str]:
@@ -84,7 +107,7 @@ def flow_text(name: str) -> tuple[str, str]:
 
 def option_text(group: str, option: str) -> tuple[str, str]:
     """(description, example command) of a group's option, from the first comment of its yaml."""
-    for line in (CONF / group / f"{option}.yaml").read_text().splitlines():
+    for line in conf_file(f"{group}/{option}").read_text().splitlines():
         if line.startswith("# ") and not line.startswith("# @package"):
             example, _, about = line[2:].partition("  ")
             return about.strip(), example.strip()
@@ -132,7 +155,7 @@ class FlowShape:
         return set(self._overridden) - set(self.choices)
 
     def _file(self, path: str, package: str) -> None:
-        text = (CONF / f"{path}.yaml").read_text()
+        text = conf_file(path).read_text()
         package = "" if "# @package _global_" in text else package
         content = yaml.load(text, LOADER) or {}
         defaults = content.pop("defaults", [])
@@ -177,7 +200,7 @@ class FlowShape:
 
 def _group_choice_of(word: str) -> GroupChoice | None:
     match = GROUP_WORD.match(word)
-    if match is None or not (CONF / match["group"]).is_dir():
+    if match is None or not is_group(match["group"]):
         return None
     package = "" if match["group"] == "experiment" else match["package"] or match["group"]
     return GroupChoice(match["group"], package, match["option"])
