@@ -25,6 +25,8 @@ def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
     file and line, if its import fails or it lacks one of the functions in `offers`.
     """
     file, place = kind_file(group, kind), f"{group.rsplit('/', 1)[-1]}.{kind}"
+    if not located(file).is_file():
+        raise ConfigError(place, f"{file} does not exist", MEND)
     try:
         module = importlib.import_module(module_of(file))
     except AtelierError:

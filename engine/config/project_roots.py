@@ -34,6 +34,7 @@ KEYS = ("name",)  # of atelier.toml
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 RESERVED = ("atelier", "engine", "flows", "tasks", "infra", "conf", "tests", "src", "hydra_plugins")
 SUFFIXES = (".py", ".yaml")
+ROOT = 0  # the user whose folders anyone may use
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def _at_hand(here: str | None, where: str) -> Path | None:
 def _nearest(folder: Path) -> Path | None:
     """The nearest folder above, or this one, with an atelier.toml. Raises ConfigError for another user's."""
     found = next((one for one in (folder, *folder.parents) if (one / TOML).is_file()), None)
-    if found is not None and (found / TOML).stat().st_uid not in (os.getuid(), 0):
+    if found is not None and (found / TOML).stat().st_uid not in (os.getuid(), ROOT):
         raise ConfigError(
             str(found / TOML),
             "belongs to another user, and its code would run as you",
@@ -267,14 +268,12 @@ def _same_name(name: str, first: ProjectRoot, second: ProjectRoot) -> ConfigErro
 def _offer(root: ProjectRoot) -> None:
     """Make the root importable by its name, without a change of Python's path."""
     there = sys.modules.get(root.name)
-    if there is None:
-        spec = importlib.util.find_spec(root.name)
-        places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
-        strange = [one for one in places if one and not Path(one).resolve().is_relative_to(root.folder)]
-        if strange:
-            raise ConfigError(
-                f"root {root.name}", f"{strange[0]} is imported by that name", "rename the root"
-            )
+    spec = importlib.util.find_spec(root.name) if there is None else there.__spec__
+    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    strange = [one for one in places if one and not Path(one).resolve().is_relative_to(root.folder)]
+    if strange:
+        problem = f"{strange[0]} is imported by that name"
+        raise ConfigError(f"root {root.name}", problem, "rename the root")
     if there is None or getattr(there, "__path__", None) != [str(root.folder)]:
         module = ModuleType(root.name, f"The project root at {root.folder}.")
         module.__path__ = [str(root.folder)]

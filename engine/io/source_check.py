@@ -55,7 +55,7 @@ def check_sources(wanted: Mapping[str, str]) -> None:
 def _now(file: str) -> str:
     if file not in _loaded:
         try:
-            return source_digest(located(file).read_bytes())
+            return source_digest(located(file, PROJECT).read_bytes())
         except OSError:
             return ""
     return _loaded[file]
