@@ -13,7 +13,14 @@ from typing import TypeVar
 from atelier.engine.config import extensions
 from atelier.engine.config.base import Kind, Spec
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config.project_roots import ProjectRoot, files_in_roots, located, module_of, shown
+from atelier.engine.config.project_roots import (
+    ProjectRoot,
+    file_of_module,
+    files_in_roots,
+    located,
+    module_of,
+    shown,
+)
 from atelier.engine.config.section import Section
 
 Base = TypeVar("Base")
@@ -25,7 +32,7 @@ def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
     file and line, if its import fails or it lacks one of the functions in `offers`.
     """
     file, place = kind_file(group, kind), f"{group.rsplit('/', 1)[-1]}.{kind}"
-    if not located(file).is_file():
+    if file_of_module(module_of(file)) and not located(file).is_file():
         raise ConfigError(place, f"{file} does not exist", MEND)
     try:
         module = importlib.import_module(module_of(file))

@@ -48,7 +48,9 @@ def _sources(keys: list[str]) -> list[str]:
     found: dict[str, set[str]] = {}
     for match in filter(None, map(CODE.fullmatch, keys)):
         found.setdefault(match["file"], set()).update(filter(None, [match["part"]]))
-    return [f"{file} ({', '.join(sorted(parts))})" if parts else file for file, parts in sorted(found.items())]
+    return [
+        f"{file} ({', '.join(sorted(parts))})" if parts else file for file, parts in sorted(found.items())
+    ]
 
 
 def _reason(key: str, old: Json, new: Json) -> Reason:

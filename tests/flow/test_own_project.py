@@ -73,6 +73,17 @@ def test_a_changed_model_is_trained_again_and_the_plan_names_file_and_function(p
     assert len(runs) == 2
 
 
+def test_a_second_model_is_one_command_and_no_file_is_replaced(project: Project) -> None:
+    written = project.run("new", "model", "other")
+    assert "conf/model/other.yaml" in written and "then     atelier pretrain model=other" in written
+    row = project.run("plan", "pretrain", "model=other", "experiment=tiny")
+    assert "train" in row
+    (project.folder / "engine" / "config" / "model" / "other.py").unlink()
+    refused = project.run("new", "model", "other", code=2)
+    assert "exists already; choose another name" in refused
+    assert not (project.folder / "engine" / "config" / "model" / "other.py").exists()
+
+
 def test_a_file_with_a_syntax_error_stops_only_what_needs_it(project: Project) -> None:
     project.edit(MODULE, "class MineBlock", "class = MineBlock")
     assert f"mine/{MODULE}:" in project.run("plan", *RUN, code=2)
