@@ -22,6 +22,7 @@ from functools import cache
 from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import unquote, urlsplit
 
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
@@ -227,11 +228,23 @@ def _installed() -> Iterator[ProjectRoot]:
                 check_name(name, str(path))
                 if package != name:
                     raise ConfigError(str(path), f"{name} = {package}", "give a root its package's name")
-                root = ProjectRoot(name, (path.parent.parent / package).resolve())
+                root = ProjectRoot(name, _folder_of(path.parent, package).resolve())
                 if name in found and found[name] != root:
                     raise _same_name(name, found[name], root)
                 found[name] = root
     yield from sorted(found.values(), key=lambda root: root.name)
+
+
+def _folder_of(about: Path, package: str) -> Path:
+    """The folder of a distribution's package; of an editable installation the project's. `about`: the folder
+    of its metadata.
+    """
+    folder = about.parent / package
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        origin = json.loads((about / "direct_url.json").read_bytes())
+        if origin["dir_info"]["editable"] and not folder.is_dir():
+            return Path(unquote(urlsplit(origin["url"]).path))
+    return folder
 
 
 def _entries(text: str, path: Path) -> list[tuple[str, str]]:

@@ -2,8 +2,8 @@
 needs no torch itself.
 
 It is copied beside the weights and imports nothing of this project: the artifact `model` is a folder with
-record.json and its files, the artifact `code` a folder with the engine that made them, and with other project
-roots in `roots`, so a version can be loaded without the store or a checkout.
+record.json and its files, the artifact `code` a folder with the engine and the other project roots that made
+them, so a version can be loaded without the store or a checkout.
 
     mlflow.pyfunc.load_model("models:/student_a@latest").predict(["def "], params={"max_tokens": 40})
     mlflow models serve -m models:/student_a@latest --env-manager local
@@ -240,8 +240,7 @@ class Child:
         folder = Path(self._scratch.name)
         run = {"schema": 1, "task": "generate", "version": 1, "config": {"serve": True}, "outputs": {}}
         run |= {"inputs": {"model": model}, "scratch": str(folder / "scratch"), "seed": 1}
-        roots = sorted(path for path in Path(code, "roots").glob("*") if path.is_dir())
-        run |= {"roots": [{"name": path.name, "folder": str(path)} for path in roots]} if roots else {}
+        run["roots"] = [{"name": p.name, "folder": str(p)} for p in sorted(Path(code, "roots").glob("*"))]
         (folder / "scratch").mkdir()
         (folder / "run.json").write_text(json.dumps(run))
         self._errors = (folder / "errors.txt").open("w+b")

@@ -237,6 +237,19 @@ def test_installed_distributions_come_before_the_project_at_hand(
     assert project_roots.project_roots()[0] == ATELIER
 
 
+def test_an_editable_installation_and_the_project_at_hand_are_one_root(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make("woven")
+    about = tmp_path / "site" / "woven-0.1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "entry_points.txt").write_text("[atelier.project]\nwoven = woven\n")
+    origin = {"url": folder.as_uri(), "dir_info": {"editable": True}}
+    (about / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert other_roots() == (ProjectRoot("woven", folder),)
+
+
 def test_help_and_completion_of_a_project_need_no_pydantic(make: Make) -> None:
     folder = make("swift")
     check = (
