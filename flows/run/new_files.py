@@ -14,7 +14,7 @@ TEMPLATES = PROJECT / "flows" / "run" / "templates"
 ENDING = ".txt"  # of a template, so that no tool takes it for code of Atelier
 FOLDER = "project"
 WORDS = (FOLDER, *sorted(path.name for path in TEMPLATES.glob("*") if path.name != FOLDER))
-GROUPS = {"model": "model"}  # what -> the group of kinds that it adds to
+GROUPS = {"model": "model", "objective": "objective"}  # what -> the group of kinds that it adds to
 PLACE = "atelier new"
 
 

@@ -1,11 +1,9 @@
-"""`atelier new project|model <name>`: write a small working example with its test."""
+"""`atelier new project|model|objective <name>`: write a small working example with its test."""
 
 from argparse import Namespace
 from pathlib import Path
 
 from atelier.flows.run.new_files import FOLDER, write_new
-
-SHORT = ".github"
 
 
 def run(options: Namespace) -> int:
@@ -20,7 +18,8 @@ def run(options: Namespace) -> int:
 
 
 def _next(what: str, name: str, written: list[Path]) -> str:
-    if what in (FOLDER, "model"):
-        return f"atelier pretrain model={name} experiment=tiny"
+    if what in (FOLDER, "model", "objective"):
+        group = "model" if what == FOLDER else what
+        return f"atelier pretrain {group}={name} experiment=tiny"
     tests = next((path for path in written if path.name.startswith("test_")), None)
     return f"python -m pytest {tests}"
