@@ -34,6 +34,7 @@ ENTRY = "atelier.project"  # entry points of distributions: name = package
 KEYS = ("name",)  # of atelier.toml
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 RESERVED = ("atelier", "engine", "flows", "tasks", "infra", "conf", "tests", "src", "hydra_plugins")
+FOLDERS = ("conf", "engine", "flows", "infra", "tasks")
 SUFFIXES = (".py", ".yaml")
 ROOT = 0  # the user whose folders anyone may use
 
@@ -228,11 +229,26 @@ def _installed() -> Iterator[ProjectRoot]:
                 check_name(name, str(path))
                 if package != name:
                     raise ConfigError(str(path), f"{name} = {package}", "give a root its package's name")
+                _check_wheel(path.parent)
                 root = ProjectRoot(name, _folder_of(path.parent, package).resolve())
                 if name in found and found[name] != root:
                     raise _same_name(name, found[name], root)
                 found[name] = root
     yield from sorted(found.values(), key=lambda root: root.name)
+
+
+def _check_wheel(about: Path) -> None:
+    """Raise ConfigError if a distribution installs a folder such as flows beside its package, where it would be
+    anyone's. `about`: the folder of its metadata.
+    """
+    lines: list[str] = []
+    with suppress(OSError, UnicodeDecodeError):
+        lines = (about / "RECORD").read_text().splitlines()
+    for line in lines:
+        if (top := line.partition("/")[0]) in FOLDERS and "/" in line:
+            raise ConfigError(
+                str(about), f"its wheel has a folder {top} of its own", "build it with that below the package"
+            )
 
 
 def _folder_of(about: Path, package: str) -> Path:

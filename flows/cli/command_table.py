@@ -55,6 +55,7 @@ TABLE = (
         options=(
             JSON,
             Option("--search", "also list all layouts of the pool's devices, the fastest first"),
+            Option("--config-dir", "also read settings from this folder, as conf/", "DIR", many=True),
             Option("--calibrate", "measure this machine first (a minute or two), also for later plans"),
             Option("--accept-code", "plan to continue trainings of other code with the present code"),
             Option("--fresh", "plan to restart the unfinished training of this task", "TASK", many=True),

@@ -4,6 +4,7 @@ Hydra.
 
 import ast
 import importlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s
 
 CONF = PROJECT / "conf"
+SETTINGS = "ATELIER_CONFIG_DIRS"  # environment variable: further folders of settings
 DEEPEST = 4  # parts of a key below the first one
 # libyaml if available: a flow reads 84 files
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -67,8 +69,13 @@ def check_flow(flow: str, place: str) -> None:
 
 
 def conf_folders() -> list[Path]:
-    """The folders conf/ of all project roots, Atelier's first."""
-    return [root.conf for root in project_roots() if root.conf.is_dir()]
+    """The folders conf/ of all project roots, Atelier's first, then those that the command line added."""
+    return [root.conf for root in project_roots() if root.conf.is_dir()] + settings_folders()
+
+
+def settings_folders() -> list[Path]:
+    """The folders that the command line added (flows/cli/config_dirs.py)."""
+    return [Path(one) for one in os.environ.get(SETTINGS, "").split(os.pathsep) if one]
 
 
 def conf_file(name: str) -> Path:
@@ -76,8 +83,22 @@ def conf_file(name: str) -> Path:
     Atelier would have it. Raises ConfigError if two roots have it.
     """
     folder, _, option = name.rpartition("/")
-    of_root = files_in_roots(f"conf/{folder}" if folder else "conf", ".yaml").get(option)
-    return (of_root.conf if of_root else CONF) / f"{name}.yaml"
+    return _added(folder).get(option, CONF / f"{name}.yaml")
+
+
+def _added(group: str) -> dict[str, Path]:
+    """The yaml files of a group ('' = of none) that are not Atelier's, by name. Raises ConfigError for two of
+    one name.
+    """
+    of_roots = files_in_roots(f"conf/{group}".rstrip("/"), ".yaml")
+    found = {name: root.conf / group / f"{name}.yaml" for name, root in of_roots.items()}
+    for folder in settings_folders():
+        for path in sorted((folder / group).glob("[!_.]*.yaml")):
+            other = found.get(path.stem, CONF / group / path.name)
+            if other.exists():
+                raise ConfigError(str(path), f"{other} has the same name", "rename this one")
+            found[path.stem] = path
+    return found
 
 
 def is_group(name: str) -> bool:
@@ -92,7 +113,7 @@ def groups() -> list[str]:
 def options(group: str) -> list[str]:
     """The options of a group, of all roots. Raises ConfigError if two roots have one of the same name."""
     own = (path.stem for path in (CONF / group).glob("*.yaml"))
-    return sorted({*own, *files_in_roots(f"conf/{group}", ".yaml")})
+    return sorted({*own, *_added(group)})
 
 
 def flow_text(name: str) -> tuple[str, str]:

@@ -29,17 +29,17 @@ NAMES |= {"OptunaSweeper": "hydra/sweeper/optuna", "HalvingSweeper": "hydra/swee
 
 
 class ProjectRoots(SearchPathPlugin):
-    """Adds conf/ of the other project roots to a search path that begins with Atelier's. Hydra asks each
-    plugin for the search path of any program.
+    """Adds conf/ of the other project roots, and folders of `--config-dir`, to a search path that begins with
+    Atelier's. Hydra asks each plugin for the search path of any program.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        from atelier.engine.config.project_roots import ATELIER, other_roots
+        from atelier.flows.run.catalog import CONF, conf_folders
 
         main = [one.path for one in search_path.get_path() if one.provider == "main"]
-        if any(path and path.removeprefix("file://") == str(ATELIER.conf) for path in main):
-            for root in other_roots():
-                search_path.append(provider=root.name, path=f"file://{root.conf}")
+        if any(path and path.removeprefix("file://") == str(CONF) for path in main):
+            for folder in conf_folders()[1:]:
+                search_path.append(provider="atelier", path=f"file://{folder}")
 
 
 class ChoosingSession(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkout import TOP, python_path
+from tests.checkout import TOP, installed_at, python_path
 
 RUN = ("pretrain", "model=mine", "experiment=tiny")
 MODULE = "engine/model/mine.py"
@@ -84,9 +84,36 @@ def test_a_second_model_is_one_command_and_no_file_is_replaced(project: Project)
     assert not (project.folder / "engine" / "config" / "model" / "other.py").exists()
 
 
+def test_a_new_objective_trains_and_its_test_passes(project: Project) -> None:
+    project.run("new", "objective", "smooth")
+    assert "loss" in project.run("pretrain", "objective=smooth", "model=gpt_nano", "experiment=tiny")
+    project.run("-q", "tests/test_smooth.py", module="pytest")
+
+
 def test_a_file_with_a_syntax_error_stops_only_what_needs_it(project: Project) -> None:
     project.edit(MODULE, "class MineBlock", "class = MineBlock")
     assert f"mine/{MODULE}:" in project.run("plan", *RUN, code=2)
     assert "mine" in project.run("list", "model")
     project.run("plan", "pretrain", "model=gpt_nano", "experiment=tiny")
     project.edit(MODULE, "class = MineBlock", "class MineBlock")
+
+
+def test_it_works_with_atelier_from_its_wheel_and_as_a_wheel_itself(tmp_path: Path) -> None:
+    python = str(installed_at(tmp_path / "env", "wheel"))
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "ATELIER_PROJECT")}
+    env["ATELIER_ROOT"] = str(tmp_path / "store")
+
+    def run(folder: Path, *words: str) -> str:
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(tmp_path, python, "-m", "atelier", "new", "project", "mine")
+    run(tmp_path / "mine", python, "-m", "atelier", *RUN)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), "."]
+    run(tmp_path / "mine", *pip, *build)
+    [wheel] = map(str, tmp_path.glob("mine-*.whl"))
+    run(tmp_path, *pip, "--python", str(tmp_path / "env"), "install", "--no-deps", wheel)
+    again = run(tmp_path, python, "-m", "atelier", "plan", *RUN, "--json")
+    assert {row["state"] for row in json.loads(again)["tasks"]} == {"reuse"}

@@ -237,6 +237,19 @@ def test_installed_distributions_come_before_the_project_at_hand(
     assert project_roots.project_roots()[0] == ATELIER
 
 
+def test_a_wheel_with_a_folder_of_flows_beside_its_package_is_refused(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "site" / "spilled-0.1.0.dist-info"
+    about.mkdir(parents=True)
+    (tmp_path / "site" / "spilled").mkdir()
+    (about / "entry_points.txt").write_text("[atelier.project]\nspilled = spilled\n")
+    (about / "RECORD").write_text("spilled/conf/model/a.yaml,,\nflows/mine.py,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(ConfigError, match=r"its wheel has a folder flows of its own"):
+        other_roots()
+
+
 def test_an_editable_installation_and_the_project_at_hand_are_one_root(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
