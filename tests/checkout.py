@@ -23,7 +23,9 @@ def copied(target: Path) -> Path:
 
 
 def installed_at(folder: Path, kind: str) -> Path:
-    """The interpreter of an environment with nothing in it but Atelier; the libraries are this environment's, by a path."""
+    """The interpreter of an environment with nothing in it but Atelier, as a wheel or editable; the libraries
+    are this environment's, by a path.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (site / "libraries.pth").write_text("\n".join(p for p in sys.path if "site-packages" in p) + "\n")

@@ -238,8 +238,8 @@ def _installed() -> Iterator[ProjectRoot]:
 
 
 def _check_wheel(about: Path) -> None:
-    """Raise ConfigError if a distribution installs a folder such as flows beside its package, where it would be
-    anyone's. `about`: the folder of its metadata.
+    """Raise ConfigError if a distribution installs a folder such as flows beside its package, where others
+    would import it. `about`: the folder of its metadata.
     """
     lines: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
@@ -298,10 +298,9 @@ def _offer(root: ProjectRoot) -> None:
     """Make the root importable by its name, without a change of Python's path."""
     there = sys.modules.get(root.name)
     spec = importlib.util.find_spec(root.name) if there is None else there.__spec__
-    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
-    strange = [one for one in places if one and not Path(one).resolve().is_relative_to(root.folder)]
-    if strange:
-        problem = f"{strange[0]} is imported by that name"
+    origin = spec.origin if spec else None  # none of a folder without __init__.py, which anyone may have
+    if origin and not Path(origin).resolve().is_relative_to(root.folder):
+        problem = f"{origin} is imported by that name"
         raise ConfigError(f"root {root.name}", problem, "rename the root")
     if there is None or getattr(there, "__path__", None) != [str(root.folder)]:
         module = ModuleType(root.name, f"The project root at {root.folder}.")

@@ -195,7 +195,7 @@ def test_a_root_that_is_not_on_the_machine_is_refused(make: Make, tmp_path: Path
         ("name = 'Mine'", r"'Mine' is not a name"),
         ("name = 'json'", "json is the name of a Python package already"),
         ("name = 'engine'", "engine is the name of a Python package already"),
-        ("name = 'numpy'", "numpy is imported by that name; rename the root"),
+        ("name = 'numpy'", "numpy/__init__.py is imported by that name; rename the root"),
     ],
 )
 def test_a_fault_in_atelier_toml_is_named(make: Make, tmp_path: Path, text: str, told: str) -> None:
