@@ -87,7 +87,11 @@ def _of_groups(flow: str, chosen: tuple[str, ...], files: int) -> "DictConfig":
 
 def _files() -> int:
     """Another number when a file of conf/ of a root is another."""
-    states = [(str(path), path.stat()) for conf in conf_folders() for path in sorted(conf.rglob("*.yaml"))]
+    states = [
+        (str(path), path.stat())
+        for conf in (CONF, *conf_folders()[1:])
+        for path in sorted(conf.rglob("*.yaml"))
+    ]
     return hash(tuple((path, state.st_mtime_ns, state.st_size) for path, state in states))
 
 
