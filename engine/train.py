@@ -7,7 +7,6 @@ lines.
 """
 
 import gc
-import json
 import sys
 import time
 from dataclasses import replace
@@ -18,7 +17,7 @@ from atelier.engine.config.error import AllDivergedError, AtelierError, Diverged
 from atelier.engine.config.run_file import RunFile, SegmentAddress, Training, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
-from atelier.engine.io.process import began, leave, say_last
+from atelier.engine.io.process import began, leave, read_run, say_last
 from atelier.engine.loop.build import BuildContext, build_roles
 from atelier.engine.loop.diverged import not_published, together
 from atelier.engine.loop.hooks import limits_of
@@ -142,7 +141,7 @@ def main(arguments: list[str]) -> int:
     (path,) = arguments
     run: RunFile | None = None
     try:
-        run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
+        run = read_run(path)
         source_check.check_sources(run.sources)
         stop = StopRequest(Path(run.scratch))
         stop.watch_supervisor()

@@ -32,6 +32,7 @@ def commands(page: Path) -> list[str]:
         for line in block.replace("\\\n", " ").splitlines()
     ]
     found = [line.removeprefix("atelier ") for line in lines if line.startswith("atelier ")]
+    found = [line for line in found if not re.search("model=(mine|wide)", line)]  # of a reader's project
     for mark, word in READERS_PART.items():
         found = [line.replace(mark, word) for line in found]
     return found

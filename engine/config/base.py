@@ -38,6 +38,7 @@ from typing_extensions import TypeAliasType
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.identity_defaults import ABSENT
+from atelier.engine.config.own_code import code_of
 
 SpecType = TypeVar("SpecType", bound="Spec")
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Kind(Spec):
 
     `VERSION` numbers the meaning of its fields. Raise it when equal fields give other results; only artifacts
     that use the kind get a new fingerprint. Version 1 is left out of identity. Override `version` if the
-    meaning changed for some values only.
+    meaning changed for some values only. A kind of another project root has its code in its identity as well.
     """
 
     VERSION: ClassVar[int] = 1
@@ -113,7 +114,8 @@ class Kind(Spec):
 
     def as_identity(self) -> dict[str, Json]:
         versioned = {} if self.version == 1 else {"version": self.version}
-        return super().as_identity() | versioned
+        code = code_of(type(self))
+        return super().as_identity() | versioned | ({"code": code} if code else {})
 
 
 def meaning_of(kind: type[SpecType], identity: Given, place: str) -> SpecType:

@@ -25,6 +25,7 @@ from atelier.engine.config.mixture import (
     kinds_of_rows,
     streams,
 )
+from atelier.engine.config.own_code import code_of
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.train import Progressive, Train
 
@@ -182,13 +183,15 @@ def _objectives(found: Json, place: str) -> dict[str, ObjectiveSpec]:
     result: dict[str, ObjectiveSpec] = {}
     for key, value in found.items():
         fields = dict(value) if isinstance(value, Mapping) else {}
-        version = fields.pop("version", 1)
+        version, code = fields.pop("version", 1), fields.pop("code", {})
         kind = type(cast(ObjectiveSpec, TypeAdapter(Objective).validate_python({"kind": fields.get("kind")})))
         spec = meaning_of(kind, fields, f"{place}: objective.{key}")
         if version != spec.version:
             raise DataError(
                 f"{place}: objective.{key} has version {version} of {spec.kind}, this code {spec.version}"
             )
+        if code != code_of(kind):
+            raise DataError(f"{place}: objective.{key} is of other code of kind {spec.kind}")
         result[key] = spec
     return result
 

@@ -10,10 +10,17 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import TypeVar
 
-from atelier import PROJECT
 from atelier.engine.config import extensions
 from atelier.engine.config.base import Kind, Spec
 from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.project_roots import (
+    ProjectRoot,
+    file_of_module,
+    files_in_roots,
+    located,
+    module_of,
+    shown,
+)
 from atelier.engine.config.section import Section
 
 Base = TypeVar("Base")
@@ -21,12 +28,14 @@ MEND = "fix it (docs/extend/adding-a-model.md)"
 
 
 def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
-    """The module engine/<group>/<kind>.py, or that of an extension. Raises ConfigError, with file and line,
-    if its import fails or it lacks one of the functions in `offers`.
+    """The module engine/<group>/<kind>.py, or that of an extension or another root. Raises ConfigError, with
+    file and line, if its import fails or it lacks one of the functions in `offers`.
     """
     file, place = kind_file(group, kind), f"{group.rsplit('/', 1)[-1]}.{kind}"
+    if file_of_module(module_of(file)) and not located(file).is_file():
+        raise ConfigError(place, f"{file} does not exist", MEND)
     try:
-        module = importlib.import_module(f"atelier.{file.removesuffix('.py').replace('/', '.')}")
+        module = importlib.import_module(module_of(file))
     except AtelierError:
         raise
     except Exception as error:  # an import may raise anything
@@ -38,9 +47,24 @@ def kind_module(group: str, kind: str, *offers: str) -> ModuleType:
 
 
 def kind_file(group: str, kind: str) -> str:
-    """The file of a kind, relative to the project's folder."""
+    """The file of a kind, by its name among the files of all roots (project_roots.py)."""
     extension = extensions.kinds_of(group).get(kind, "")
-    return f"engine/{f'extensions/{extension}/' if extension else ''}{group}/{kind}.py"
+    file = f"engine/{f'extensions/{extension}/' if extension else ''}{group}/{kind}.py"
+    specs = f"config/{group.removeprefix('config/').removeprefix('model/').removeprefix('data/')}"
+    of_root = kinds_in_roots(group).get(kind) or kinds_in_roots(specs).get(kind)
+    return of_root.file(file) if of_root else file
+
+
+def kinds_in_roots(group: str) -> dict[str, ProjectRoot]:
+    """The kinds of a group (objective, config/objective) in other roots than Atelier, each with its root.
+    Raises ConfigError if an extension has a kind of that name.
+    """
+    found = files_in_roots(f"engine/{group}", ".py")
+    for kind in found:
+        if extension := extensions.kinds_of(group).get(kind):
+            place = str(located(found[kind].file(f"engine/{group}/{kind}.py")))
+            raise ConfigError(place, f"the extension {extension} has a kind of that name", "rename this one")
+    return found
 
 
 def extension_part(extension: str, name: str, *offers: str) -> ModuleType | None:
@@ -105,18 +129,15 @@ def _own(module: ModuleType) -> list[type]:
 
 
 def where_and_why(error: Exception, file: str = "") -> str:
-    """Place and reason of an error: the last running line of Atelier's files, kinds included; else the first
+    """Place and reason of an error: the last running line of a root's files, kinds included; else the first
     line of `file`.
     """
     if isinstance(error, SyntaxError) and error.filename:
         at, line, why = Path(error.filename), error.lineno, error.msg
     else:
-        frames = [
-            one for one in extract_tb(error.__traceback__) if Path(one.filename).is_relative_to(PROJECT)
-        ]
-        at, line = (Path(frames[-1].filename), frames[-1].lineno) if frames else (PROJECT / file, 1)
+        frames = [one for one in extract_tb(error.__traceback__) if shown(Path(one.filename)) is not None]
+        at, line = (Path(frames[-1].filename), frames[-1].lineno) if frames else (located(file), 1)
         why = " ".join(f"{type(error).__name__}: {error}".split())
-    if at == PROJECT:
-        return why
-    name = at.relative_to(PROJECT) if at.is_relative_to(PROJECT) else at
-    return f"{name}:{line}: {why}"
+        if not frames and not file:
+            return why
+    return f"{shown(at) or at}:{line}: {why}"

@@ -1,7 +1,7 @@
 """Interfaces of model, objective and optimiser specs, and the registry of their kinds.
 
 The folder is the registry: `kind: gpt` of group `model` is engine/config/model/gpt.py or a file of that
-folder in an extension. A name can select nothing else. Torch-free.
+folder in an extension or in another project root. A name can select nothing else. Torch-free.
 """
 
 import re
@@ -18,7 +18,9 @@ from atelier.engine.config.base import Given, Json, Kind, Spec, SpecChooser, par
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.extensions import kinds_of
-from atelier.engine.config.kind_files import kind_class
+from atelier.engine.config.kind_files import kind_class, kinds_in_roots
+from atelier.engine.config.own_code import code_digest
+from atelier.engine.config.project_roots import ProjectRoot, file_of_module, project_roots
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective; metrics are named by it
@@ -93,8 +95,12 @@ class ModelSpec(Kind, ABC):
         return {}
 
     def arguments(self) -> dict[str, Json]:
-        """Plain JSON for a model's config.json, with the kind's version if it is not 1."""
-        return self.model_dump(mode="json") | ({} if self.version == 1 else {"version": self.version})
+        """Plain JSON for a model's config.json, with the kind's version if it is not 1, and the digest of its
+        code if that is of another project root.
+        """
+        own = code_digest(type(self))
+        version = {} if self.version == 1 else {"version": self.version}
+        return self.model_dump(mode="json") | version | ({"code": own} if own else {})
 
     @abstractmethod
     def resolved(self, vocab: int) -> Self:
@@ -207,11 +213,15 @@ class OptimSpec(Kind):
 FOLDER = Path(__file__).parent
 
 
-@cache
 def kinds(group: str) -> tuple[str, ...]:
     """The allowed values of `kind:` in a group, sorted."""
+    return _kinds(group, project_roots())
+
+
+@cache
+def _kinds(group: str, roots: tuple[ProjectRoot, ...]) -> tuple[str, ...]:
     own = (path.stem for path in (FOLDER / group).glob("[!_]*.py"))
-    return tuple(sorted({*own, *kinds_of(f"config/{group}")}))
+    return tuple(sorted({*own, *kinds_of(f"config/{group}"), *kinds_in_roots(f"config/{group}")}))
 
 
 @cache
@@ -230,13 +240,14 @@ def model_of(arguments: Mapping[str, Json], place: str) -> ModelSpec:
     or a version of the kind that this code does not support.
     """
     fields = dict(arguments)
-    made = fields.pop("version", 1)
+    made, code = fields.pop("version", 1), fields.pop("code", "")
     try:
         kind = spec_class("model", str(fields.get("kind", "")))
     except ValueError as error:
         raise DataError(f"{place}: {error}") from None
     spec = cast(ModelSpec, parse(kind, fields, place))
     check_version(made, spec, place, "the model")
+    check_code(code, spec, place, "the model")
     return spec
 
 
@@ -253,6 +264,18 @@ def check_version(made: Json, spec: ModelSpec, place: str, what: str, commit: st
         " which its weights mean another network",
         f"use the code that made it ({where}), or train again",
     )
+
+
+def check_code(made: Json, spec: ModelSpec, place: str, what: str) -> None:
+    """Raise ConfigError if a model of a kind of another root was made with other code of it (`made`: the
+    digest), so that its weights may mean another network. `what`: the model in the message.
+    """
+    if made != code_digest(type(spec)):
+        raise ConfigError(
+            place,
+            f"{what} was made with other code of kind {spec.kind} ({file_of_module(type(spec).__module__)})",
+            "take that code back, or train again",
+        )
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,28 @@ from atelier.engine.config.base import Json, JsonObject, Spec
 from atelier.engine.config.data_plan import DataPlan
 from atelier.engine.config.mixture import EXAMPLES, Assignment, MixturePart, Stream, in_order, parts_of
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.project_roots import other_roots
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
 FILE_BYTES = 5_000_000_000  # largest model file, as in transformers; larger models are sharded
 SCHEMA = 1
 RESERVE, RESERVED = "reserve", bytes(16384)  # a scratch file that reserves space for the last message
+
+
+class RootPlace(Spec):
+    """A project root besides Atelier, on the machine of the gang."""
+
+    name: str
+    folder: str
+    digest: str = Field(default="", description="of its sources when the gang was started")
+
+
+def root_places() -> tuple[RootPlace, ...]:
+    """The roots of this process besides Atelier."""
+    return tuple(
+        RootPlace(name=root.name, folder=str(root.folder), digest=root.digest()) for root in other_roots()
+    )
 
 
 class RunFile(Spec):
@@ -40,6 +56,10 @@ class RunFile(Spec):
         default={},
         description="source file -> sha256 (16 digits); a supervisor that finds other code in a file"
         " refuses to start",
+    )
+
+    roots: tuple[RootPlace, ...] = Field(
+        default=(), description="the other project roots, in order: where the kinds in `config` may be"
     )
 
     @field_validator("schema_")

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from atelier.engine.config.base import Json, explain
 from atelier.engine.config.error import AtelierError, ConfigError, of_system
 from atelier.engine.config.message import Continuation, Message, to_line
+from atelier.engine.config.project_roots import use_roots
 from atelier.engine.config.run_file import RESERVE, RunFile
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
@@ -125,13 +126,17 @@ def leave(code: int) -> NoReturn:
 
 
 def read_run(path: str) -> RunFile:
-    """The run file at `path`. Raises ConfigError if it is missing or invalid."""
+    """The run file at `path`, whose project roots become those of this process. Raises ConfigError if it is
+    missing or invalid, or a root is not on this machine.
+    """
     try:
-        return RunFile.model_validate_json(Path(path).read_bytes())
+        run = RunFile.model_validate_json(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(path, f"cannot be read ({error.strerror})") from None
     except ValidationError as error:
         raise explain(error, RunFile, path) from None
+    use_roots([(root.name, root.folder) for root in run.roots])
+    return run
 
 
 def input_of(run: RunFile, name: str) -> ArtifactInput:

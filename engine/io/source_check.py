@@ -12,8 +12,8 @@ from pathlib import Path
 
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.project_roots import located, module_of
 
-PACKAGE = "atelier."
 SUPERVISED = "ATELIER_GUARD_FD"  # environment variable of processes started by a supervisor
 
 _loaded: dict[str, str] = {}
@@ -44,7 +44,7 @@ def check_sources(wanted: Mapping[str, str]) -> None:
         return
     for file in wanted:
         with suppress(Exception):  # import errors are reported below, or at use
-            importlib.import_module(f"{PACKAGE}{file.removesuffix('.py').replace('/', '.')}")
+            importlib.import_module(module_of(file))
     for file, expected in wanted.items():
         if _now(file) != expected:
             raise ConfigError(
@@ -55,7 +55,7 @@ def check_sources(wanted: Mapping[str, str]) -> None:
 def _now(file: str) -> str:
     if file not in _loaded:
         try:
-            return source_digest((PROJECT / file).read_bytes())
+            return source_digest(located(file, PROJECT).read_bytes())
         except OSError:
             return ""
     return _loaded[file]

@@ -55,9 +55,19 @@ TABLE = (
         options=(
             JSON,
             Option("--search", "also list all layouts of the pool's devices, the fastest first"),
+            Option("--config-dir", "also read settings from this folder, as conf/", "DIR", many=True),
             Option("--calibrate", "measure this machine first (a minute or two), also for later plans"),
             Option("--accept-code", "plan to continue trainings of other code with the present code"),
             Option("--fresh", "plan to restart the unfinished training of this task", "TASK", many=True),
+        ),
+    ),
+    Command(
+        name="new",
+        about="write a small working example with its test: a project, or a part of the one at hand",
+        example="atelier new project mine",
+        words=(
+            Word("what", "project, model or objective", "new", required=True),
+            Word("name", "its name: small letters, digits and _", "", required=True),
         ),
     ),
     Command(

@@ -10,6 +10,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.io.local_url import absolute, is_path
 from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
+from atelier.flows.run.new_files import WORDS
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import FieldPlace
@@ -102,6 +103,8 @@ def _command_words(command: Command, before: list[str], current: str) -> Iterato
         yield from catalog.flow_names()
     elif word.kind == "group":
         yield from (*catalog.groups(), "flows")
+    elif word.kind == "new":
+        yield from WORDS
     elif word.kind == "override" and plain[0] in catalog.flow_names():
         yield from _override_words(plain[0], tuple(plain[1:]), current)
     elif word.kind in ("model", "anything"):

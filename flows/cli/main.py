@@ -20,6 +20,7 @@ from atelier.engine.config.error import (
 from atelier.engine.io.proxies import exempt_loopback
 from atelier.engine.io.user_folders import complete_user, drop_unreadable
 from atelier.flows.cli import help, syntax
+from atelier.flows.cli.config_dirs import take_config_dirs
 from atelier.flows.run import catalog
 from atelier.flows.run.catalog import CONF, parameters
 
@@ -36,8 +37,6 @@ BESIDE_THESE = (
     "--resolve",
     "--package",
     "-p",
-    "--config-dir",
-    "-cd",
     "--config-name",
     "-cn",
     "--config-path",
@@ -127,6 +126,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
+    words = take_config_dirs(words)
     if _asks_hydra(words):
         return _answer_by_hydra(flow, words)
     strange = [

@@ -60,7 +60,7 @@ def use_code(digest: str) -> str:
         return ""
     from atelier.engine.config.error import AtelierError  # of the installed code, only to find the frozen one
     from atelier.engine.io.user_folders import own_folder  # as above
-    from atelier.infra.code.frozen import installed, put_first, thaw  # as above
+    from atelier.infra.code.frozen import installed, put_first, thaw, use_roots_of  # as above
     from atelier.infra.store.store import default_root  # as above
 
     if installed() == digest:
@@ -73,5 +73,6 @@ def use_code(digest: str) -> str:
         del sys.modules[module]
     sys.path.insert(0, str(folder))
     put_first(str(folder))  # for gangs and their supervisors
+    use_roots_of(folder)
     importlib.invalidate_caches()
     return ""

@@ -4,21 +4,25 @@ Hydra.
 
 import ast
 import importlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.project_roots import files_in_roots, project_roots
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s
 
 CONF = PROJECT / "conf"
+SETTINGS = "ATELIER_CONFIG_DIRS"  # environment variable: further folders of settings
 DEEPEST = 4  # parts of a key below the first one
 # libyaml if available: a flow reads 84 files
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -64,12 +68,52 @@ def check_flow(flow: str, place: str) -> None:
         raise ConfigError(place, f"no flow {flow!r}", way_out)
 
 
+def conf_folders() -> list[Path]:
+    """The folders conf/ of all project roots, Atelier's first, then those that the command line added."""
+    return [root.conf for root in project_roots() if root.conf.is_dir()] + settings_folders()
+
+
+def settings_folders() -> list[Path]:
+    """The folders that the command line added (flows/cli/config_dirs.py)."""
+    return [Path(one) for one in os.environ.get(SETTINGS, "").split(os.pathsep) if one]
+
+
+def conf_file(name: str) -> Path:
+    """The file of a name (model/gpt_nano, pretrain) in conf/ of the root that has it; if none has, where
+    Atelier would have it. Raises ConfigError if two roots have it.
+    """
+    folder, _, option = name.rpartition("/")
+    return _added(folder).get(option, CONF / f"{name}.yaml")
+
+
+def _added(group: str) -> dict[str, Path]:
+    """The yaml files of a group ('' = of none) that are not Atelier's, by name. Raises ConfigError for two of
+    one name.
+    """
+    of_roots = files_in_roots(f"conf/{group}".rstrip("/"), ".yaml")
+    found = {name: root.conf / group / f"{name}.yaml" for name, root in of_roots.items()}
+    for folder in settings_folders():
+        for path in sorted((folder / group).glob("[!_.]*.yaml")):
+            other = found.get(path.stem, CONF / group / path.name)
+            if other.exists():
+                raise ConfigError(str(path), f"{other} has the same name", "rename this one")
+            found[path.stem] = path
+    return found
+
+
+def is_group(name: str) -> bool:
+    """Whether a root has a folder conf/<name>."""
+    return any((conf / name).is_dir() for conf in conf_folders())
+
+
 def groups() -> list[str]:
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    return sorted({path.name for conf in conf_folders() for path in conf.iterdir() if path.is_dir()})
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """The options of a group, of all roots. Raises ConfigError if two roots have one of the same name."""
+    own = (path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted({*own, *_added(group)})
 
 
 def flow_text(name: str) -> tuple[str, str]:
@@ -84,7 +128,7 @@ def flow_text(name: str) -> tuple[str, str]:
 
 def option_text(group: str, option: str) -> tuple[str, str]:
     """(description, example command) of a group's option, from the first comment of its yaml."""
-    for line in (CONF / group / f"{option}.yaml").read_text().splitlines():
+    for line in conf_file(f"{group}/{option}").read_text().splitlines():
         if line.startswith("# ") and not line.startswith("# @package"):
             example, _, about = line[2:].partition("  ")
             return about.strip(), example.strip()
@@ -132,7 +176,7 @@ class FlowShape:
         return set(self._overridden) - set(self.choices)
 
     def _file(self, path: str, package: str) -> None:
-        text = (CONF / f"{path}.yaml").read_text()
+        text = conf_file(path).read_text()
         package = "" if "# @package _global_" in text else package
         content = yaml.load(text, LOADER) or {}
         defaults = content.pop("defaults", [])
@@ -177,7 +221,7 @@ class FlowShape:
 
 def _group_choice_of(word: str) -> GroupChoice | None:
     match = GROUP_WORD.match(word)
-    if match is None or not (CONF / match["group"]).is_dir():
+    if match is None or not is_group(match["group"]):
         return None
     package = "" if match["group"] == "experiment" else match["package"] or match["group"]
     return GroupChoice(match["group"], package, match["option"])

@@ -16,6 +16,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
 from atelier.engine.io.addresses import check_address
 from atelier.engine.io.machine import num_cores
+from atelier.flows.run import catalog
 from atelier.flows.run.auto import (
     check_memory,
     check_specials,
@@ -26,7 +27,7 @@ from atelier.flows.run.auto import (
     with_interval,
     with_prompt,
 )
-from atelier.flows.run.catalog import CONF, options, parameters
+from atelier.flows.run.catalog import options, parameters
 from atelier.flows.run.finished_models import check_beginnings, filled
 from atelier.flows.run.hydra_document import KEY, composed_document, prepared, unknown_key
 from atelier.flows.run.over_sites import (
@@ -140,7 +141,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> RunC
         _check_addresses({key: value for key, value in document.items() if key != "tracker"}, "")
     taken = filled(document)
     given = {key: value for key, value in document.items() if key in known}
-    stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
+    stray = [key for key in document if key not in known and not catalog.is_group(key)]
     if stray:
         raise unknown_key(stray[0], flow, known)
     pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))

@@ -101,7 +101,11 @@ def difference(first: Side, second: Side) -> Difference:
     rows = [row for name, pair in pairs.items() if (row := _artifact(name, *pair)) is not None]
     moved = {name: pair for name, pair in pairs.items() if not _is_one(first, second, *pair)}
     top = changes_between((_settings(*pairs[shared[0]])[0], {}), (_settings(*pairs[shared[0]])[1], {}))
-    keys = [KeyRow(key=one.get("key", ""), first=one.get("old"), second=one.get("new"), of="") for one in top]
+    keys = [
+        KeyRow(key=one.get("key", ""), first=one.get("old"), second=one.get("new"), of="")
+        for one in top
+        if "key" in one
+    ]
     if first.config is not None and second.config is not None:
         keys = _keys(first.config, second.config)
     for name, pair in moved.items():

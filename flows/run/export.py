@@ -12,7 +12,7 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.foreign import adapters
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
-from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.run_file import RunFile, root_places
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.machine import num_cores
 from atelier.engine.io.storage import is_local, join, local_path, names, put_file, put_parts, remove
@@ -86,6 +86,7 @@ def export(
             inputs={"model": store.address("model", record.fingerprint)},
             scratch=scratch,
             layout=Parallel(threads="auto", shard=1),
+            roots=root_places(),
         )
         place = Path(scratch) / "run.json"
         place.write_text(run.text())

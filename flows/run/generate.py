@@ -12,7 +12,7 @@ from atelier.engine.config.generation import Generation, messages_of
 from atelier.engine.config.message import Continuation
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
-from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.run_file import RunFile, root_places
 from atelier.engine.io.machine import num_cores
 from atelier.flows.run.engine_command import follow
 from atelier.infra.launch.supervisor import rank_env
@@ -81,6 +81,7 @@ def continuations(
             inputs={"model": store.address("model", record.fingerprint)},
             scratch=scratch,
             layout=layout,
+            roots=root_places(),
         )
         place = Path(scratch) / "run.json"
         place.write_text(run.text())

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.flows.run.catalog import CONF, OWN_KEYS, groups, keys_called, options
+from atelier.flows.run import catalog
+from atelier.flows.run.catalog import CONF, OWN_KEYS, conf_folders, groups, keys_called, options
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -63,7 +64,7 @@ def _from_groups(flow: str, overrides: list[str]) -> "DictConfig | None":
     chosen, values = list[str](), list[str]()
     for text in overrides:
         match = KEY.match(text)
-        is_group = match is not None and (CONF / match["key"].strip("/")).is_dir()
+        is_group = match is not None and catalog.is_group(match["key"].strip("/"))
         if text.startswith("++hydra") or is_group == text.startswith("++"):  # ++train={...} is a value
             return None
         (chosen if is_group else values).append(text)
@@ -85,8 +86,12 @@ def _of_groups(flow: str, chosen: tuple[str, ...], files: int) -> "DictConfig":
 
 
 def _files() -> int:
-    """Another number when a file of conf/ is another."""
-    states = [(str(path), path.stat()) for path in sorted(CONF.rglob("*.yaml"))]
+    """Another number when a file of conf/ of a root is another."""
+    states = [
+        (str(path), path.stat())
+        for conf in (CONF, *conf_folders()[1:])
+        for path in sorted(conf.rglob("*.yaml"))
+    ]
     return hash(tuple((path, state.st_mtime_ns, state.st_size) for path, state in states))
 
 
@@ -100,7 +105,7 @@ def prepared(text: str, flow: str, known: list[str], *, is_sweep: bool = False) 
             text, "is not an override", "write key=value, group=option, +group@roles.name=option or ~key"
         )
     key, first = match["key"], match["key"].split(".")[0]
-    is_group = "." not in key and (CONF / key.strip("/")).is_dir()
+    is_group = "." not in key and catalog.is_group(key.strip("/"))
     if match["package"] and not is_group:
         raise ConfigError(
             text,
@@ -141,7 +146,7 @@ def _no_option(place: str, group: str, value: str, found: list[str]) -> ConfigEr
 def unknown_key(key: str, flow: str, known: list[str]) -> ConfigError:
     known = [*known, "experiment"]
     near = nearest(key, known)
-    if (CONF / key).is_dir():
+    if catalog.is_group(key):
         return ConfigError(key, f"the flow {flow} has no {key}", f"it has: {', '.join(sorted(known))}")
     meant = " or ".join(keys_called(flow, key)[:FEW]) or near
     return ConfigError(

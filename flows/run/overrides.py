@@ -6,7 +6,8 @@ from reprlib import Repr
 from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import UNSEEN, ConfigError, check_utf8, nearest
-from atelier.flows.run.catalog import CONF, options, parameters
+from atelier.flows.run import catalog
+from atelier.flows.run.catalog import options, parameters
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import Json
@@ -132,7 +133,7 @@ def _check_option(text: str, place: str, *, from_form: bool) -> None:
     option on a command line, because it distinguishes it from a sweep.
     """
     match = GROUP.match(text)
-    if match is None or not (CONF / match["group"]).is_dir():
+    if match is None or not catalog.is_group(match["group"]):
         return
     found, value = options(match["group"]), match["value"]
     is_list = value.lstrip().startswith("[")

@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import KINDS
 from atelier.engine.config.site import Site
-from atelier.flows.run.catalog import CONF, options
+from atelier.flows.run.catalog import conf_file, options
 from atelier.infra.launch.batch_systems import batch_of
 from atelier.infra.launch.found_gpus import FoundGpus, filled, gpus_here
 from atelier.infra.launch.gpus import NONE_THERE, check_gpus
@@ -28,12 +28,12 @@ def pool_of(name: str) -> Pool:
     """conf/pool/<name>.yaml, validated."""
     if name == LIGHT:
         return Pool(name=LIGHT, slots=LIGHT_LIMIT)
-    return parse(Pool, yaml.safe_load((CONF / "pool" / f"{name}.yaml").read_text()) or {}, f"pool.{name}")
+    return parse(Pool, yaml.safe_load(conf_file(f"pool/{name}").read_text()) or {}, f"pool.{name}")
 
 
 def tracker_of(name: str) -> TrackerSpec:
     """conf/tracker/<name>.yaml, validated."""
-    text = (CONF / "tracker" / f"{name}.yaml").read_text()
+    text = conf_file(f"tracker/{name}").read_text()
     return parse(TrackerSpec, yaml.safe_load(text) or {}, f"tracker.{name}")
 
 
@@ -67,7 +67,7 @@ def site_of(pool: Pool) -> Site:
     there = options("site")
     if pool.site not in there:
         raise ConfigError("pool.site", f"no site {pool.site!r}", f"there are: {', '.join(there)}")
-    text = (CONF / "site" / f"{pool.site}.yaml").read_text()
+    text = conf_file(f"site/{pool.site}").read_text()
     return parse(Site, yaml.safe_load(text) or {}, f"site.{pool.site}")
 
 

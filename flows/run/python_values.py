@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import TypeAlias
 
 from atelier.engine.config.error import ConfigError
-from atelier.flows.run.catalog import CONF
+from atelier.flows.run import catalog
 from atelier.flows.run.overrides import shown
 
 Value: TypeAlias = (
@@ -50,7 +50,7 @@ def _words(key: object, value: Value, depth: int) -> list[str]:
     if match is None:
         raise ConfigError("overrides", f"{shown_as(key)} is not a key", "write {'train.steps': 20}")
     name = match[0]
-    is_group = "." not in match["key"] and (CONF / match["key"].strip("/")).is_dir()
+    is_group = "." not in match["key"] and catalog.is_group(match["key"].strip("/"))
     if isinstance(value, Mapping) and value:
         if match["package"] or depth > MOST_NESTED:
             raise ConfigError(

@@ -9,6 +9,8 @@ from atelier.infra.dag import Product
 from atelier.infra.store.run_manifest import Row, comparable, parents_of
 
 DIGEST = re.compile("[0-9a-f]{32,}")
+# a key of the code in a kind's identity: roles.model.code.mine/engine/model/mine.py.MineBlock.forward
+CODE = re.compile(r"(?P<place>.*)\.code\.(?P<file>[^/]+/.+?\.py)\.(?P<part>.*)")
 
 
 class Reason(TypedDict, total=False):
@@ -22,6 +24,7 @@ class Reason(TypedDict, total=False):
     parent: str
     lost: bool
     code: str  # for reused artifacts: other code made them
+    source: str  # the file of a project root, with the functions, whose code is other
 
 
 def reasons_of(name: str, product: Product, known: dict[str, Row]) -> list[Reason]:
@@ -41,9 +44,20 @@ def changes_between(
     changed = [
         key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
     ]
-    reasons = [_reason(key, theirs.get(key), ours.get(key)) for key in changed]
+    reasons = [_reason(key, theirs.get(key), ours.get(key)) for key in changed if not CODE.fullmatch(key)]
+    reasons += [Reason(source=text) for text in _sources(changed)]
     other = [role for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
     return [*reasons, *(Reason(parent=role) for role in other)]
+
+
+def _sources(keys: list[str]) -> list[str]:
+    """The files named in changed keys of code, each with its changed functions, without code around them."""
+    found: dict[str, set[str]] = {}
+    for match in filter(None, map(CODE.fullmatch, keys)):
+        found.setdefault(match["file"], set()).update(filter(None, [match["part"]]))
+    return [
+        f"{file} ({', '.join(sorted(parts))})" if parts else file for file, parts in sorted(found.items())
+    ]
 
 
 def _reason(key: str, old: Json, new: Json) -> Reason:
@@ -65,6 +79,8 @@ def text_of(reason: Reason) -> str:
         if _is_content(old, new):
             return f"{reason['key']}: the content differs"
         return f"{reason['key']}: {old} -> {new}"
+    if "source" in reason:
+        return f"changed: {reason['source']}"
     if "parent" in reason:
         return f"its {reason['parent']} changes"
     if "code" in reason:

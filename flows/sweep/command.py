@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 HYDRA = "hydra"
+SWEEP_DIR = re.compile(r"\+{0,2}hydra\.sweep\.dir=")  # a folder that the command line gives
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 OUTSIDE = ("pool", "tracker", "parallel")  # where and how points run; not in a sweep's identity
 
@@ -134,7 +135,8 @@ def _multirun(flow: str, words: list[str], session: Session) -> None:
     GlobalHydra.instance().clear()
     with tempfile.TemporaryDirectory(prefix="atelier-") as spare:
         folder = spare if session.is_dry else _folder(session.ledger)
-        ready += [f"hydra.sweep.dir={_literal(folder)}"]  # Hydra's own files about the sweep
+        if not any(SWEEP_DIR.match(word) for word in ready):
+            ready += [f"hydra.sweep.dir={_literal(folder)}"]  # Hydra's own files about the sweep
         try:
             driver = Hydra.create_main_hydra2(flow, create_config_search_path(str(CONF)))
             driver.multirun(flow, session, ready, with_log_configuration=False)

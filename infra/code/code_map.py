@@ -19,22 +19,24 @@ from functools import cache
 from pathlib import Path
 
 from atelier import PROJECT
+from atelier.engine.config import syntax
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import Scoring
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.extensions import extension_of
 from atelier.engine.config.kind_files import kind_file
+from atelier.engine.config.own_code import file_imported
+from atelier.engine.config.project_roots import located
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.sections import sections_of
+from atelier.engine.config.syntax import imports_of, parts_of
 from atelier.engine.config.task.curation import FilterConfig
 from atelier.engine.config.task.prepare import ExtractConfig
 from atelier.engine.io.source_check import source_digest
 from atelier.engine.io.user_folders import cache_folder
-from atelier.infra.code import syntax
 from atelier.infra.code.code_change import Map
-from atelier.infra.code.syntax import imports_of, parts_of
 from atelier.infra.dag import Node
 
 Cache = dict[str, tuple[list[str], dict[str, str]]]  # digest of a file -> its imports and parts
@@ -82,9 +84,10 @@ LEFT_OUT = (
         for name in ("computed_by", "publish", "replica_check", "report", "resume", "save", "stop")
     ),
     "engine/loop/straggler.py",
+    "engine/config/project_roots.py",
     *(
         f"engine/config/{name}.py"
-        for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric")
+        for name in ("base", "device", "document", "error", "extensions", "kind_files", "metric", "syntax")
     ),
     *(
         f"engine/config/{name}.py"
@@ -92,7 +95,7 @@ LEFT_OUT = (
     ),
     *(
         f"engine/config/{name}.py"
-        for name in ("message", "run_file", "site", "curation", "filters", "taggers")
+        for name in ("message", "run_file", "site", "curation", "filters", "taggers", "own_code")
     ),
 )
 TRAINED = ("train", "finetune")
@@ -191,19 +194,19 @@ def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PR
 def _code_map(roots: tuple[str, ...], kinds: frozenset[str], project: Path) -> Map:
     each = [kind.rpartition("/")[::2] for kind in kinds]
     chosen = {kind_file(f"{above}{group}", kind) for group, kind in each for above in ("", "config/")}
-    chosen = {file for file in chosen if (project / file).exists()}
+    chosen = {file for file in chosen if located(file, project).exists()}
     waiting, found = [*roots, *chosen], {}
     with _cached() as known:
         while waiting:
             file = waiting.pop()
             if file in found:
                 continue
-            source = found[file] = _source(project / file, known)
+            source = found[file] = _source(located(file, project), known)
             if file.startswith(LEFT_OUT):
                 continue
             from_kind = _is_kind(file)
             for module in source.imports:
-                target = _file(_absolute(module, file), project)
+                target = _file(_absolute(module, file), project) or file_imported(module, file)
                 if target and (from_kind or target in chosen or not _is_kind(target)):
                     waiting.append(target)
     return {file: found[file].parts for file in sorted(found) if not file.startswith(LEFT_OUT)}
@@ -245,16 +248,18 @@ def _kinds_read(node: Node) -> set[str]:
 
 def sources_of(maps: Mapping[str, Map], project: Path = PROJECT) -> dict[str, str]:
     """Content digests of the maps' files when they were read, for engine/io/source_check.py."""
-    return {file: _read[project / file].content for code in maps.values() for file in code}
+    return {file: _read[located(file, project)].content for code in maps.values() for file in code}
 
 
 def _is_kind(file: str) -> bool:
     """Whether a file implements a kind of a registry, which a configuration can name."""
-    folder, _, name = file.removeprefix("engine/").rpartition("/")
+    folder, _, name = re.sub("^([^/]+/)?engine/", "", file).rpartition("/")
     folder = re.sub("^extensions/[^/]+/", "", folder)
     if folder not in REGISTRIES:
         return False
-    return name in _kinds(folder.removeprefix("config/").removeprefix("model/"))
+    group = folder.removeprefix("config/").removeprefix("model/")
+    spec = located(f"{file.partition('engine/')[0]}engine/config/{group}/{name}")
+    return name in _kinds(group) or (not file.startswith("engine/") and spec.exists())
 
 
 @cache
@@ -267,6 +272,8 @@ def _kinds(group: str) -> frozenset[str]:
 @cache
 def _file(module: str, project: Path) -> str:
     """The file of an engine module; '' if there is none (an imported name that is not a module)."""
+    if not module.startswith("engine."):
+        return ""  # of another root (file_imported), or another package
     place = module.replace(".", "/")
     return next((each for each in (f"{place}.py", f"{place}/__init__.py") if (project / each).exists()), "")
 
@@ -317,7 +324,7 @@ def _is_source(found: Sequence[list[str] | dict[str, str]] | None) -> bool:
 
 
 def _cache_place() -> Path:
-    """Cache file, one per version of infra/code/syntax.py and of Python, since digests depend on both."""
+    """Cache file, one per version of engine/config/syntax.py and of Python, since digests depend on both."""
     by = source_digest(Path(syntax.__file__).read_bytes())
     return cache_folder() / f"code-{platform.python_version()}-{by}.json"
 

@@ -1,5 +1,5 @@
-"""Snapshot of a run's code at submission: `{root}/code/<digest>.tar.gz`. Workers verify the digest and run
-the snapshot, even if the source files have changed since.
+"""Snapshot of a run's code at submission, other project roots included: `{root}/code/<digest>.tar.gz`.
+Workers verify the digest and run the snapshot, even if the source files have changed since.
 """
 
 import gzip
@@ -17,12 +17,14 @@ from pathlib import Path
 
 from atelier import IMPORT_ROOT, PROJECT
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.project_roots import GIVEN, other_roots
 from atelier.engine.io.storage import exists, join, read_bytes, write_bytes
 from atelier.engine.io.user_folders import own_folder
 from atelier.infra.code.provenance import NOTE, code_provenance
 
 FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
-PACKAGE = "atelier"  # top-level folder in the archive
+PACKAGE, ROOTS = "atelier", "roots"  # top-level folders in the archive: Atelier, and other project roots
+ORDER = "order.json"  # in ROOTS: their names in order
 SUFFIXES = (".py", ".yaml")  # code and configuration; no data, no hidden file, no secret
 MOST = 64 << 20
 THAWED = "ATELIER_THAWED"  # set in the environment of a process that runs a snapshot
@@ -87,6 +89,7 @@ def go_on_frozen(root: str, digest: str, module: str, *words: str) -> None:
         os.chdir(folder)
         os.environ[THAWED] = "1"
         put_first(folder)
+        use_roots_of(Path(folder))
         os.execv(sys.executable, [sys.executable, "-m", module, *words])
     put_first(str(IMPORT_ROOT))
 
@@ -97,6 +100,13 @@ def put_first(folder: str) -> None:
         place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", folder)
     ]
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
+
+
+def use_roots_of(folder: Path) -> None:
+    """Have this process and those that it starts find the project roots that were frozen with the code."""
+    order = folder / ROOTS / ORDER
+    names = json.loads(order.read_bytes()) if order.exists() else []
+    os.environ[GIVEN] = json.dumps([[name, str(folder / ROOTS / name)] for name in names])
 
 
 def _unpack(packed: bytes, folder: Path) -> None:
@@ -132,6 +142,11 @@ def _packed(project: Path) -> bytes:
     files |= {f"{PACKAGE}/{path.name}": path.read_bytes() for path in (IMPORT_ROOT / PACKAGE).glob("*.py")}
     about = {key: code_provenance()[key] for key in ("commit", "diff")}
     files[f"{PACKAGE}/{NOTE}"] = json.dumps(about, sort_keys=True).encode()
+    for root in other_roots():
+        place = f"{ROOTS}/{root.name}"
+        files |= {f"{place}/{path.relative_to(root.folder)}": path.read_bytes() for path in root.sources()}
+    if other_roots():
+        files[f"{ROOTS}/{ORDER}"] = json.dumps([root.name for root in other_roots()]).encode()
     if sum(map(len, files.values())) > MOST:
         raise ConfigError(
             str(project), f"more than {MOST >> 20} MiB of code", f"only {', '.join(FOLDERS)} belong to it"

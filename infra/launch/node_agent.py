@@ -19,6 +19,7 @@ from types import FrameType
 from atelier.engine.config.document import check_as
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.engine.config.message import GangEnd, Message, to_line
+from atelier.engine.config.run_file import root_places
 from atelier.infra.code.frozen import go_on_frozen
 from atelier.infra.launch.channel import Channel
 from atelier.infra.launch.gang import DiedError, compile_cache, start_gang
@@ -84,7 +85,8 @@ class NodeAgent:
     def _gang(self, scratch: Path) -> None:
         given, size = self.orders, self.orders.nodes
         share = share_of(given.ranks, size)
-        run = given.run.model_copy(update={"scratch": str(scratch / "work")})
+        here = {"scratch": str(scratch / "work"), "roots": root_places()}
+        run = given.run.model_copy(update=here)
         (scratch / "work").mkdir()
         place = NodePlace(id=f"{self.gang}-{self.life}", index=self.index, pools=("",) * size)
         self._rendezvous = rendezvous = Rendezvous(self.root, place, self.stop) if size > 1 else None

@@ -18,7 +18,7 @@ from atelier.engine.config.message import Message, OnMessage
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Provenance, Record
-from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.run_file import RunFile, root_places
 from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.site import Site
 from atelier.engine.config.trajectory import Segment
@@ -333,6 +333,7 @@ class RunContext:
             seed=asked.seed,
             ids={"flow": self.run_id, "task": node.name},
             sources=sources_of({**maps, "": hooks_map(extensions_of(layout))}),
+            roots=root_places(),
         )
         (scratch / "work").mkdir(parents=True, exist_ok=True)
         return Orders(

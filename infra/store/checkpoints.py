@@ -12,6 +12,7 @@ from typing import cast
 from atelier.engine.config.base import Json, meaning_of
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.own_code import code_of
 from atelier.engine.config.record import Record
 from atelier.engine.config.registry import ModelSpec, check_version, spec_class
 from atelier.engine.io.storage import exists, join, names
@@ -150,7 +151,7 @@ def _model_of(record: Record, place: str) -> ModelSpec:
     does not have, or another version of it.
     """
     fields: Mapping[str, Json] = section_of(record.identity.get("model"))
-    given = {key: value for key, value in fields.items() if key not in ("version", "vocab")}
+    given = {key: value for key, value in fields.items() if key not in ("version", "vocab", "code")}
     where = f"{place}: the model of {record.name}"
     try:
         kind = spec_class("model", str(fields.get("kind", "")))
@@ -158,4 +159,7 @@ def _model_of(record: Record, place: str) -> ModelSpec:
         raise ConfigError(where, str(error)) from None
     spec = cast(ModelSpec, meaning_of(kind, {"vocab": "auto", **given}, where))
     check_version(fields.get("version", 1), spec, where, record.name, record.provenance.get("commit", ""))
+    if fields.get("code", {}) != code_of(kind):
+        problem = f"is of other code of kind {spec.kind}"
+        raise ConfigError(where, problem, "take that code back, or train again")
     return spec

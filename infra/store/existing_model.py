@@ -13,7 +13,7 @@ from atelier.engine.config.data import TEXT_ENDS
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import FileEntry, Record
-from atelier.engine.config.registry import ModelSpec, check_version, spec_class
+from atelier.engine.config.registry import ModelSpec, check_code, check_version, spec_class
 from atelier.engine.config.role import Role
 from atelier.engine.io.storage import join, read_object
 from atelier.infra.code.code_map import model_kinds
@@ -188,13 +188,14 @@ def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
     place = join(address, entry.path)
     document = read_object(place, "a model's configuration")
     model = dict(section_of(document.get("model", document)))
-    made = model.pop("version", 1)
+    made, code = model.pop("version", 1), model.pop("code", "")
     try:
         found = spec_class("model", str(model["kind"])).model_validate({**model, "vocab": "auto"})
     except (ValueError, TypeError, KeyError) as error:
         raise DamageError(f"{place}: not a model's configuration ({str(error).splitlines()[0]})") from None
     spec = cast(ModelSpec, found)
     check_version(made, spec, where, word, record.provenance.get("commit", ""))
+    check_code(code, spec, where, word)
     return spec
 
 

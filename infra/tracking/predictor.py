@@ -2,8 +2,8 @@
 needs no torch itself.
 
 It is copied beside the weights and imports nothing of this project: the artifact `model` is a folder with
-record.json and its files, the artifact `code` a folder with the engine that made them, so a version can be
-loaded without the store or a checkout.
+record.json and its files, the artifact `code` a folder with the engine and the other project roots that made
+them, so a version can be loaded without the store or a checkout.
 
     mlflow.pyfunc.load_model("models:/student_a@latest").predict(["def "], params={"max_tokens": 40})
     mlflow models serve -m models:/student_a@latest --env-manager local
@@ -240,6 +240,7 @@ class Child:
         folder = Path(self._scratch.name)
         run = {"schema": 1, "task": "generate", "version": 1, "config": {"serve": True}, "outputs": {}}
         run |= {"inputs": {"model": model}, "scratch": str(folder / "scratch"), "seed": 1}
+        run["roots"] = [{"name": p.name, "folder": str(p)} for p in sorted(Path(code, "roots").glob("*"))]
         (folder / "scratch").mkdir()
         (folder / "run.json").write_text(json.dumps(run))
         self._errors = (folder / "errors.txt").open("w+b")

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     from atelier.infra.tracking.predictor import DEFAULTS
 
 from atelier import IMPORT_ROOT, PROJECT
+from atelier.engine.config.project_roots import other_roots
 from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.local_url import file_url
@@ -101,6 +102,11 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
     code = saved / "artifacts" / "code" / "atelier"  # after MLflow has copied the staged folders
     shutil.copytree(PROJECT / "engine", code / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(IMPORT_ROOT / "atelier" / "__init__.py", code)
+    for root in other_roots():
+        for path in root.sources():
+            target = code.parent / "roots" / root.name / path.relative_to(root.folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
     source = ArtifactInput(url=store.address(record.kind, record.fingerprint), record=record)
     for entry in record.files:
         target = saved / "artifacts" / "model" / entry.path

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -24,6 +26,20 @@ Launch = Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]]
 NAMES = {"PrefectLauncher": "hydra/launcher/prefect", "GridSweeper": "hydra/sweeper/grid"}
 NAMES |= {"SlurmLauncher": "hydra/launcher/slurm"}
 NAMES |= {"OptunaSweeper": "hydra/sweeper/optuna", "HalvingSweeper": "hydra/sweeper/halving"}
+
+
+class ProjectRoots(SearchPathPlugin):
+    """Adds conf/ of the other project roots, and folders of `--config-dir`, to a search path that begins with
+    Atelier's. Hydra asks each plugin for the search path of any program.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        from atelier.flows.run.catalog import CONF, conf_folders
+
+        main = [one.path for one in search_path.get_path() if one.provider == "main"]
+        if any(path and path.removeprefix("file://") == str(CONF) for path in main):
+            for folder in conf_folders()[1:]:
+                search_path.append(provider="atelier", path=f"file://{folder}")
 
 
 class ChoosingSession(Protocol):

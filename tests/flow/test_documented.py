@@ -38,6 +38,7 @@ ENDLESS, SLURM = "serves until it is ended", "a cluster of Slurm"
 SITE = "waits for the other site"
 INDEX, ALL = "asks pip's index", "what a developer starts; this test is a part of it"
 ELSEWHERE = {
+    "atelier new (model|objective) <name>": ("in a project", "tests/flow/test_own_project.py"),
     "atelier worker <pool>$": (ENDLESS, "tests/service/test_stack.py"),
     "atelier worker gpu": (ENDLESS, "tests/service/test_gpu_page.py"),
     r"atelier pretrain .*pool=gpu": ("a stand-in for GPUs", "tests/service/test_gpu_page.py"),

@@ -4,36 +4,17 @@ names as its own: the command line, the pages, workers.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.checkout import TOP
+from tests.checkout import TOP, installed_at
 from tests.flow.served import Served
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 
 WORDS = ("experiment=tiny", "tracker=none")
 FOREIGN = "raise RuntimeError(f'{__name__} of another project was imported')\n"
-
-
-def made(folder: Path, kind: str) -> Path:
-    """An environment with nothing in it but Atelier; the libraries are this environment's, by a path."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (site / "libraries.pth").write_text("\n".join(p for p in sys.path if "site-packages" in p) + "\n")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    if kind == "wheel":
-        wheels = folder / "wheels"
-        build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(TOP)]
-        subprocess.run(build, check=True)
-        (what,) = map(str, wheels.glob("*.whl"))
-    else:
-        what = f"--editable={TOP}"
-    install = [*pip, "--python", str(folder), "install", "--no-deps", "--no-build-isolation", what]
-    subprocess.run(install, check=True)
-    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="module", params=["wheel", "editable"])
@@ -46,7 +27,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         (project / name / "__init__.py").write_text(FOREIGN)
     (project / "conf" / "pretrain.yaml").write_text("kind: of another project\n")
     (project / "engine.py").write_text(FOREIGN)
-    stack = Served(base / "store", project, python=str(made(base / "env", request.param)))
+    stack = Served(base / "store", project, python=str(installed_at(base / "env", request.param)))
     return stack
 
 

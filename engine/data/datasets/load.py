@@ -1,10 +1,10 @@
 """Find the module of a kind of rows: rows of kind `mlm` are engine/data/datasets/mlm.py."""
 
-import importlib
 from pathlib import Path
 from typing import Protocol, cast
 
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.kind_files import kind_module, kinds_in_roots
 from atelier.engine.config.mixture import Stream
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.data.blend import Dataset
@@ -57,7 +57,8 @@ def open_stream(
 
 def kinds() -> list[str]:
     """The kinds of rows besides windows and examples, sorted."""
-    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "load"))
+    own = (p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "load"))
+    return sorted({*own, *kinds_in_roots("data/datasets")})
 
 
 def rows_of(kind: str) -> RowsModule:
@@ -66,4 +67,4 @@ def rows_of(kind: str) -> RowsModule:
         near = nearest(kind, kinds())
         hint = f"did you mean {near}? " if near else ""
         raise ConfigError("rows.kind", f"no rows {kind!r}", f"{hint}there are: {', '.join(kinds())}")
-    return cast(RowsModule, importlib.import_module(f"atelier.engine.data.datasets.{kind}"))
+    return cast(RowsModule, kind_module("data/datasets", kind, "open_rows"))

@@ -14,6 +14,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.io.machine import num_cores
+from atelier.flows.cli.config_dirs import add_config_dirs, take_config_dirs
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import RunConfig, compose
 from atelier.flows.run.measured import MeasuredRow, rows_of
@@ -40,7 +41,11 @@ def run(options: Namespace) -> int:
     flow and invalid overrides.
     """
     flow, store = options.flow, open_store()
-    overrides = [*options.overrides, *resume_overrides(options.accept_code, options.fresh or [])]
+    add_config_dirs(options.config_dir or [])
+    overrides = [
+        *take_config_dirs(options.overrides),
+        *resume_overrides(options.accept_code, options.fresh or []),
+    ]
     if options.calibrate:
         check_flow(flow, "atelier plan")
         _calibrate(compose(flow, overrides), store)

@@ -93,7 +93,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (place / "config" / "objective" / "toy.py").write_text(KIND)
     (place / "checks.py").write_text(CHECKS)
     (place / "hook.py").write_text(HOOK)
-    caches = (extensions.names, extensions.kinds_of, registry.kinds, registry.spec_class)
+    caches = (extensions.names, extensions.kinds_of, registry._kinds, registry.spec_class)
     monkeypatch.setattr(extensions, "FOLDER", folder)
     monkeypatch.setattr(atelier.engine.extensions, "__path__", [str(folder)])
     for cached in caches:
@@ -167,7 +167,7 @@ def test_a_training_with_none_of_their_keys_imports_no_extension(tmp_path: Path)
 
 def test_without_its_folder_its_kind_is_refused_by_name(toy: Path, tmp_path: Path) -> None:
     toy.rename(tmp_path / "away")
-    for cached in (extensions.names, extensions.kinds_of, registry.kinds, registry.spec_class):
+    for cached in (extensions.names, extensions.kinds_of, registry._kinds, registry.spec_class):
         cached.cache_clear()
     with pytest.raises(ValueError, match="no objective of kind 'toy'"):
         spec_class("objective", "toy")

@@ -46,7 +46,7 @@ def test_what_is_wanted_is_imported_before_it_is_compared(
     path.write_text("def f(): return 1\n")
     wanted = {"wanted_first/kind.py": source_check.source_digest(path.read_bytes())}
     monkeypatch.setattr(source_check, "PROJECT", tmp_path)
-    monkeypatch.setattr(source_check, "PACKAGE", "")
+    monkeypatch.setattr(source_check, "module_of", lambda file: "wanted_first.kind")
     monkeypatch.setenv(source_check.SUPERVISED, "3")
     monkeypatch.syspath_prepend(tmp_path)
     source_check.check_sources(wanted)

@@ -107,7 +107,14 @@ MISTAKES = [
     ("plan pretrain data.source=${oc.env:HOME}", "calls a resolver", "references"),
     ("pretrain +model._target_=os.system", "_target_ is not allowed", "kind=<name>"),
     ("pretrain hydra.run.dir=/tmp/x", "Hydra's own settings matter only in a sweep", "-m"),
-    ("pretrain --config-dir=/tmp", "works only with --cfg, --info or --hydra-help", "conf/<group>/"),
+    ("pretrain --config-name=x", "works only with --cfg, --info or --hydra-help", "conf/<group>/"),
+    ("pretrain --config-dir=/nowhere", "/nowhere is not a folder", "such as model/"),
+    ("pretrain hydra.searchpath=[pkg://x]", "pkg://x is not a folder", "own-project.md"),
+    ("pretrain hydra.searchpath=/tmp", "/tmp is not a list", "hydra.searchpath=[file://<folder>]"),
+    ("new projekt mine", "nothing is called 'projekt'", "did you mean project?"),
+    ("new project Mine", "'Mine' is not a name", "small letters"),
+    ("new project json", "json is the name of a Python package already", "choose another"),
+    ("new model mine", "no atelier.toml in this folder or above", "atelier new project <name>"),
     ("pretrain data.source=texts/*.txt", "no file matches texts/*.txt", ""),
     ("pretrain data.source=book.txt", "data.source: book.txt does not exist", ""),
     ("pretrain data.source=stdlib:asincio", "has no package 'asincio'", "did you mean asyncio?"),
@@ -132,9 +139,7 @@ def test_a_mistake_is_answered_in_one_line(
 ) -> None:
     first, *rest = words.split()
     is_flow = first in ("pretrain", "distill", "finetune", "score", "titan", "convert", "semoe")
-    line = refused(
-        capsys, first, *(TINY.split() if is_flow and "--config-dir=/tmp" not in rest else ()), *rest
-    )
+    line = refused(capsys, first, *(TINY.split() if is_flow and "--config-name=x" not in rest else ()), *rest)
     assert says in line and way_out in line
 
 

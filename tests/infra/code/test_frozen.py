@@ -3,12 +3,15 @@
 import gzip
 import hashlib
 import io
+import json
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.project_roots import GIVEN, ProjectRoot
 from atelier.infra.code import frozen
 from atelier.infra.code.frozen import freeze, thaw
 from atelier.infra.code.provenance import NOTE
@@ -215,3 +218,22 @@ def test_what_swells_without_end_is_refused(
     large.size = 3 << 20
     with pytest.raises(DamageError, match="more than 2 MiB"):
         thaw(root, put(root, packed_of(large)), tmp_path / "cache")
+
+
+def test_other_project_roots_are_frozen_with_the_code_and_found_by_who_thaws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = ProjectRoot("icy", tmp_path / "somewhere" / "icy")
+    (root.folder / "engine" / "model").mkdir(parents=True)
+    (root.folder / "engine" / "model" / "icy.py").write_text("x = 1\n")
+    (root.folder / "secret.py").write_text("x = 1\n")
+    before = frozen.installed()
+    monkeypatch.setattr(frozen, "other_roots", lambda: (root,))
+    digest = frozen.freeze(str(tmp_path / "store"))
+    assert digest != before
+    folder = frozen.thaw(str(tmp_path / "store"), digest, tmp_path / "code")
+    monkeypatch.setenv(GIVEN, "")
+    frozen.use_roots_of(folder)
+    assert json.loads(os.environ[GIVEN]) == [["icy", str(folder / "roots" / "icy")]]
+    assert (folder / "roots" / "icy" / "engine" / "model" / "icy.py").read_text() == "x = 1\n"
+    assert not (folder / "roots" / "icy" / "secret.py").exists()

@@ -18,6 +18,9 @@ WORDS = ("description", "title")  # keywords of pydantic fields that are only do
 
 
 def imports_of(tree: ast.AST) -> set[str]:
+    """The modules that a file may import, without Atelier's control plane: those of its engine
+    (engine.model), relative ones (.blocks), those of other packages. `from a import b` names a and a.b.
+    """
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -26,7 +29,12 @@ def imports_of(tree: ast.AST) -> set[str]:
             module = "." * node.level + (node.module or "")
             inside = module if module.endswith(".") else f"{module}."
             names |= {module, *(f"{inside}{alias.name}" for alias in node.names)}
-    return {name.removeprefix(PACKAGE) for name in names if name.startswith((f"{PACKAGE}engine.", "."))}
+    own = f"{PACKAGE}engine."
+    return {name.removeprefix(PACKAGE) for name in names if name.startswith(own) or not _is_ours(name)}
+
+
+def _is_ours(name: str) -> bool:
+    return f"{name}.".startswith((PACKAGE, "engine."))
 
 
 def parts_of(tree: ast.Module) -> dict[str, str]:

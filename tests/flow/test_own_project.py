@@ -1,0 +1,119 @@
+"""A project outside the checkout, from `atelier new` to a changed model that is trained again."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkout import TOP, installed_at, python_path
+
+RUN = ("pretrain", "model=mine", "experiment=tiny")
+MODULE = "engine/model/mine.py"
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Project:
+    folder: Path
+    store: Path
+
+    def run(self, *words: str, module: str = "atelier", code: int = 0) -> str:
+        """Standard output, or for a failure standard error, of a command in the project's folder."""
+        kept = {key: value for key, value in os.environ.items() if key != "ATELIER_PROJECT"}
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words], cwd=self.folder, capture_output=True, text=True,
+            timeout=300, env=kept | {"PYTHONPATH": python_path(TOP), "ATELIER_ROOT": str(self.store)},
+        )  # fmt: skip
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr + done.stdout
+        return done.stderr if code else done.stdout
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        return {row["name"]: row for row in json.loads(self.run("plan", *RUN, "--json"))["tasks"]}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A new project whose model is trained."""
+    base = tmp_path_factory.mktemp("own")
+    Project(base, base / "store").run("new", "project", "mine")
+    made = Project(base / "mine", base / "store")
+    made.run(*RUN)
+    return made
+
+
+def test_a_second_run_has_nothing_to_do_and_the_projects_own_test_passes(project: Project) -> None:
+    assert "nothing to do" in project.run(*RUN)
+    assert "1 passed" in project.run("-q", module="pytest")
+
+
+def test_a_changed_model_is_trained_again_and_the_plan_names_file_and_function(project: Project) -> None:
+    project.edit(MODULE, '"""The forward pass.', '"""Words.')
+    assert project.rows()["train"]["state"] == "reuse"
+    project.edit(MODULE, "F.gelu(", "F.relu(")
+    row = project.rows()["train"]
+    assert row["state"] == "run" and row["reasons"] == [{"source": f"mine/{MODULE} (MineBlock.forward)"}]
+    assert "changed: mine/engine/model/mine.py (MineBlock.forward)" in project.run("plan", *RUN)
+    assert "other code of kind mine" in project.run("generate", "model", "--prompt", "a", code=2)
+    project.run(*RUN)
+    assert {row["state"] for row in project.rows().values()} == {"reuse"}
+    assert project.run("generate", "model", "--prompt", "a", "--max-tokens", "4")
+    runs = [json.loads(path.read_text()) for path in project.store.glob("model/*/record.json")]
+    assert len(runs) == 2
+
+
+def test_a_second_model_is_one_command_and_no_file_is_replaced(project: Project) -> None:
+    written = project.run("new", "model", "other")
+    assert "conf/model/other.yaml" in written and "then     atelier pretrain model=other" in written
+    row = project.run("plan", "pretrain", "model=other", "experiment=tiny")
+    assert "train" in row
+    (project.folder / "engine" / "config" / "model" / "other.py").unlink()
+    refused = project.run("new", "model", "other", code=2)
+    assert "exists already; choose another name" in refused
+    assert not (project.folder / "engine" / "config" / "model" / "other.py").exists()
+
+
+def test_a_new_objective_trains_and_its_test_passes(project: Project) -> None:
+    project.run("new", "objective", "smooth")
+    assert "loss" in project.run("pretrain", "objective=smooth", "model=gpt_nano", "experiment=tiny")
+    project.run("-q", "tests/test_smooth.py", module="pytest")
+
+
+def test_a_file_with_a_syntax_error_stops_only_what_needs_it(project: Project) -> None:
+    project.edit(MODULE, "class MineBlock", "class = MineBlock")
+    assert f"mine/{MODULE}:" in project.run("plan", *RUN, code=2)
+    assert "mine" in project.run("list", "model")
+    project.run("plan", "pretrain", "model=gpt_nano", "experiment=tiny")
+    project.edit(MODULE, "class = MineBlock", "class MineBlock")
+
+
+def test_it_works_with_atelier_from_its_wheel_and_as_a_wheel_itself(tmp_path: Path) -> None:
+    python = str(installed_at(tmp_path / "env", "wheel"))
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "ATELIER_PROJECT")}
+    env["ATELIER_ROOT"] = str(tmp_path / "store")
+
+    def run(folder: Path, *words: str) -> str:
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(tmp_path, python, "-m", "atelier", "new", "project", "mine")
+    run(tmp_path / "mine", python, "-m", "atelier", *RUN)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), "."]
+    run(tmp_path / "mine", *pip, *build)
+    [wheel] = map(str, tmp_path.glob("mine-*.whl"))
+    run(tmp_path, *pip, "--python", str(tmp_path / "env"), "install", "--no-deps", wheel)
+    again = run(tmp_path, python, "-m", "atelier", "plan", *RUN, "--json")
+    assert {row["state"] for row in json.loads(again)["tasks"]} == {"reuse"}
