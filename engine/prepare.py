@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.kind_files import kind_module
+from atelier.engine.config.project_roots import files_in_roots
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.task.prepare import (
     CurateConfig,
@@ -147,6 +149,12 @@ def _of_shards(run: RunFile, scratch: Path, progress: Progress) -> Prepared | No
     return getattr(task, run.task)(run, progress, Ranks.here())
 
 
+def _of_root(run: RunFile, scratch: Path, progress: Progress) -> Prepared:
+    """A task of another project root: the function of its name in engine/data/tasks."""
+    verb: Verb = getattr(kind_module("data/tasks", run.task, run.task), run.task)
+    return cast(Prepared, verb(run, scratch, progress))
+
+
 SHARDED = [path.stem for path in sorted((Path(__file__).parent / "data/curation/tasks").glob("[!_]*.py"))]
 VERBS: dict[str, Verb] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
@@ -160,14 +168,15 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Json]:
 
     Raises ConfigError for an unknown task.
     """
-    if run.task not in VERBS:
-        near = nearest(run.task, VERBS)
+    verbs = VERBS | dict.fromkeys(files_in_roots("engine/data/tasks", ".py"), _of_root)
+    if run.task not in verbs:
+        near = nearest(run.task, verbs)
         raise ConfigError(
             "run.task",
             f"{run.task} is not a preparation task",
-            f"known: {', '.join(VERBS)}" + (f"; did you mean {near}?" if near else ""),
+            f"known: {', '.join(verbs)}" + (f"; did you mean {near}?" if near else ""),
         )
-    made = VERBS[run.task](run, Path(run.scratch), Progress(stream))
+    made = verbs[run.task](run, Path(run.scratch), Progress(stream))
     if made is None:  # another rank than the first
         return {}
     output, summary = made

@@ -8,16 +8,17 @@ the same nodes.
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from pydantic import Field
 
 from atelier.engine.config.base import Json, JsonObject, Spec
 from atelier.engine.config.data_plan import DataPlan
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.mixture import Sharing, SourceShares, row_specs, streams
+from atelier.engine.config.own_code import code_of_task
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.record import identify
+from atelier.engine.config.record import KINDS, identify
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
@@ -146,7 +147,8 @@ def stop_scheduling(token: Token[Scheduler]) -> None:
 def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
     """Declare `node` to the scheduler and return a reference to each product, by its key.
 
-    Raises ConfigError when the product of its layout's axes is not its number of ranks.
+    A task of another root than Atelier has its code in the identity of its products. Raises ConfigError when
+    the product of its layout's axes is not its number of ranks, and for a kind of artifact that is unknown.
     """
     layout = Parallel.model_validate(node.layout) if node.layout else None
     if layout is not None and layout.ranks != node.ranks:
@@ -156,6 +158,8 @@ def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
             "ranks=parallel.ranks, or the layout of one rank",
         )
     waits = tuple(sorted({reference.node for reference in after if reference.node}))
+    if code := code_of_task(node.task):
+        node = node.model_copy(update={"products": _with_code(node, cast(JsonObject, code))})
     kinds = {kind for one in (*after, *node.products.values()) for kind in one.kinds}
     node = node.model_copy(update={"waits": waits, "kinds": tuple(sorted(kinds))})
     future = _scheduler.get().declare(node, after)
@@ -168,6 +172,22 @@ def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
             future=future,
             kinds=product.kinds,
         )
+        for key, product in node.products.items()
+    }
+
+
+def _with_code(node: Node, code: JsonObject) -> dict[str, Product]:
+    """The products of a task of another root, with its code in their identity."""
+    for key, product in node.products.items():
+        if product.kind not in KINDS:
+            near = nearest(product.kind, KINDS)
+            raise ConfigError(
+                f"{node.name}.{key}",
+                f"{product.kind} is no kind of artifact",
+                (f"did you mean {near}? " if near else "") + f"known: {', '.join(KINDS)}",
+            )
+    return {
+        key: product.model_copy(update={"identity": {**product.identity, "code": code}})
         for key, product in node.products.items()
     }
 

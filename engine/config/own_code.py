@@ -9,7 +9,7 @@ import json
 from functools import cache
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.project_roots import file_of_module, located
+from atelier.engine.config.project_roots import file_of_module, file_of_root, located
 from atelier.engine.config.syntax import imports_of, parts_of
 
 Code = dict[str, dict[str, str]]
@@ -32,6 +32,15 @@ def code_of(kind: type) -> Code:
     if reads := getattr(kind, "reads", ""):
         starts.append(f"{root}/engine/data/datasets/{reads}.py")
     return _reached(tuple(starts))
+
+
+def code_of_task(task: str) -> Code:
+    """The code of a task of another root: its file in tasks/ and, if it has one, that in engine/data/tasks.
+    {} for a task of Atelier. Raises ConfigError as `code_of`.
+    """
+    file = file_of_root(f"tasks/{task}.py")
+    root, _, rest = file.partition("/")
+    return {} if root == "tasks" else _reached((file, f"{root}/engine/data/{rest}"))
 
 
 def code_digest(kind: type) -> str:

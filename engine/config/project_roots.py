@@ -35,6 +35,7 @@ KEYS = ("name",)  # of atelier.toml
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 RESERVED = ("atelier", "engine", "flows", "tasks", "infra", "conf", "tests", "src", "hydra_plugins")
 FOLDERS = ("conf", "engine", "flows", "infra", "tasks")
+SOURCES = ("conf", "engine", "flows", "tasks")  # the folders of a root that are read
 SUFFIXES = (".py", ".yaml")
 ROOT = 0  # the user whose folders anyone may use
 
@@ -58,7 +59,7 @@ class ProjectRoot:
         """Its code and configuration, sorted; no hidden file and no other data."""
         return [
             path
-            for top in ("conf", "engine")
+            for top in SOURCES
             for path in sorted((self.folder / top).rglob("*"))
             if path.suffix in SUFFIXES and path.is_file() and not _is_hidden(path.relative_to(self.folder))
         ]
@@ -135,6 +136,16 @@ def files_in_roots(folder: str, ending: str) -> dict[str, ProjectRoot]:
     its root. Raises ConfigError if two roots, or Atelier and a root, have a file of one name.
     """
     return _files(folder, ending, other_roots())
+
+
+def file_of_root(file: str) -> str:
+    """The name, among the files of all roots, of such a file (flows/mine.py) in the root that has it; in
+    Atelier if no other root does. Raises ConfigError as `files_in_roots`.
+    """
+    folder, _, last = file.rpartition("/")
+    stem, _, ending = last.rpartition(".")
+    root = files_in_roots(folder, f".{ending}").get(stem)
+    return root.file(file) if root else file
 
 
 @cache

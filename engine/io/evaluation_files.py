@@ -28,9 +28,11 @@ from atelier.engine.config.evaluation_source import (
     TaskSource,
     task_of,
 )
+from atelier.engine.config.project_roots import file_of_root, files_in_roots, located
 from atelier.engine.io.source_files import check_package
 
-OWN = PROJECT / "conf" / "questions"
+SETS = "conf/questions"
+OWN = PROJECT / SETS
 YAML = (".yaml", ".yml")
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 LOADERS = {"json": ENDINGS[:4], "csv": (".csv",), "parquet": (".parquet",)}
@@ -61,9 +63,14 @@ class FoundSource:
         return few.get("sampler") == "first_n"
 
 
+def _own(name: str) -> Path:
+    """The file of a set in conf/questions of the root that has it; Atelier's if none does."""
+    return located(file_of_root(f"{SETS}/{name}.yaml"))
+
+
 def is_source(word: str) -> bool:
     """Whether `find` takes the word for a file, or knows its name."""
-    return word.endswith((*YAML, *ENDINGS)) or bool(NAME.fullmatch(word) and (OWN / f"{word}.yaml").is_file())
+    return word.endswith((*YAML, *ENDINGS)) or bool(NAME.fullmatch(word) and _own(word).is_file())
 
 
 def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | None = None) -> FoundSource:
@@ -77,8 +84,10 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
     if word.endswith(ENDINGS):
         document: dict[str, Json] = {"source": word}
         return _of_rows(_stem(word), parse(RowSource, document, place), Path(), place, shots)
-    path = Path(word) if word.endswith(YAML) else OWN / f"{word}.yaml"
-    if not path.is_file() or (not word.endswith(YAML) and not NAME.fullmatch(word)):
+    if not word.endswith(YAML) and not NAME.fullmatch(word):
+        raise _unknown(word, place)
+    path = Path(word) if word.endswith(YAML) else _own(word)
+    if not path.is_file():
         raise _unknown(word, place)
     said = read_yaml(path)
     if "source" in said:
@@ -142,7 +151,7 @@ def _unknown(word: str, place: str) -> ConfigError:
         return ConfigError(
             place, f"{word} does not exist", f"did you mean {path.parent / near}?" if near else ""
         )
-    known = sorted(one.stem for one in OWN.glob("*.yaml"))
+    known = sorted([one.stem for one in OWN.glob("*.yaml")] + [*files_in_roots(SETS, ".yaml")])
     near = nearest(word, known)
     advice = f"did you mean {near}? " if near else ""
     way_out = f"{advice}known: {', '.join(known)}; or a path of a .yaml or {ENDINGS[0]} file"

@@ -66,7 +66,7 @@ TABLE = (
         about="write a small working example with its test: a project, or a part of the one at hand",
         example="atelier new project mine",
         words=(
-            Word("what", "project, model or objective", "new", required=True),
+            Word("what", "project, model, objective, flow or task", "new", required=True),
             Word("name", "its name: small letters, digits and _", "", required=True),
         ),
     ),

@@ -15,10 +15,12 @@ from pydantic import create_model
 from atelier.engine.config.base import FieldPlace, Given, JsonObject
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.project_roots import file_of_module, module_of
 from atelier.engine.config.registry import ObjectiveSpec, spec_class
 from atelier.flows.run.catalog import (
     FlowShape,
     GroupChoice,
+    flow_file,
     flow_names,
     option_text,
     options,
@@ -243,12 +245,22 @@ def _about(group: str, option: str) -> str:
 
 def _boxes(shape: FlowShape) -> Iterator[Field]:
     roots = places(shape)
-    for pattern in KEYS:
+    for pattern in (*KEYS, *_own_keys(shape.flow, roots)):
         first, *rest = pattern.split(".")
         for place in _places(roots.get(first), rest):
             if not is_idle(shape.flow, place.name):
                 schema = _schema(place, _in_experiments(shape.flow, place.name))
                 yield Field(place.name, schema, place.name)
+
+
+def _own_keys(flow: str, roots: Mapping[str, FieldPlace]) -> Iterator[str]:
+    """The keys of parameters that only a flow of another project root has: each, or for a section its fields."""
+    if not file_of_module(module_of(flow_file(flow))):
+        return
+    known = {*SECTIONS, "parallel", *(pattern.split(".")[0] for pattern in KEYS)}
+    for name in sorted(roots.keys() - known):
+        fields = roots[name].below()
+        yield from [field.name for field in fields if not field.below()] if fields else [name]
 
 
 def _places(place: FieldPlace | None, rest: Sequence[str]) -> Iterator[FieldPlace]:

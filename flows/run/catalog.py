@@ -16,7 +16,13 @@ import yaml
 
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.project_roots import files_in_roots, project_roots
+from atelier.engine.config.project_roots import (
+    file_of_module,
+    file_of_root,
+    files_in_roots,
+    located,
+    project_roots,
+)
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s
@@ -54,10 +60,14 @@ ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(
 
 
 def flow_names() -> list[str]:
-    """The existing flows: flows/<name>.py with conf/<name>.yaml."""
-    return sorted(
-        path.stem for path in (PROJECT / "flows").glob("*.py") if (CONF / f"{path.stem}.yaml").is_file()
-    )
+    """The existing flows, of all roots: flows/<name>.py with conf/<name>.yaml."""
+    own = {path.stem for path in (PROJECT / "flows").glob("*.py")}
+    return sorted(name for name in {*own, *files_in_roots("flows", ".py")} if conf_file(name).is_file())
+
+
+def flow_file(name: str) -> str:
+    """The file of a flow, by its name among the files of all roots."""
+    return file_of_root(f"flows/{name}.py")
 
 
 def check_flow(flow: str, place: str) -> None:
@@ -118,7 +128,8 @@ def options(group: str) -> list[str]:
 
 def flow_text(name: str) -> tuple[str, str]:
     """(description, example command) of a flow, from the docstring of its file."""
-    text = (PROJECT / "flows" / f"{name}.py").read_text().split('"""', 2)[1].strip()
+    parts = located(flow_file(name)).read_text().split('"""', 2)
+    text = parts[1].strip() if len(parts) == 3 else ""
     about = " ".join(text.split("\n\n")[0].split())
     example = next(
         (line.strip() for line in text.splitlines() if line.startswith("atelier ")), f"atelier {name}"
@@ -242,23 +253,31 @@ def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]")
 @cache
 def parameters(flow: str) -> "type[Spec]":
     """The parameters of the flow's body as one spec, which refuses unknown keys and wrong types. They are
-    read from its source text, and only the named specs are imported.
+    read from its source text, and only the named specs are imported. Raises ConfigError for a file that is
+    not Python or has no function of the flow's name.
     """
     from pydantic import create_model
 
     from atelier.engine.config.base import Spec
 
-    tree = ast.parse((PROJECT / "flows" / f"{flow}.py").read_text())
+    file = flow_file(flow)
+    try:
+        tree = ast.parse(located(file).read_bytes())
+    except SyntaxError as error:
+        raise ConfigError(f"{file}:{error.lineno}", error.msg, "correct it") from None
     known: dict[str, Any] = {}
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("atelier.engine.config."):
+        if isinstance(node, ast.ImportFrom) and _is_spec_file(node.module or ""):
             module = importlib.import_module(str(node.module))
             known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
 
     def value(node: ast.expr) -> Any:
         return eval(ast.unparse(node), known)  # of our own file, as an import would do
 
-    (body,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]
+    bodies = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]
+    if not bodies:
+        raise ConfigError(file, f"has no function {flow}", "the flow is the function with the file's name")
+    body = bodies[0]
     required = [...] * (len(body.args.args) - len(body.args.defaults))
     defaults = [*required, *map(value, body.args.defaults)]
     fields: dict[str, Any] = {
@@ -266,6 +285,12 @@ def parameters(flow: str) -> "type[Spec]":
         for argument, default in zip(body.args.args, defaults, strict=True)
     }
     return create_model(flow, __base__=Spec, **fields)
+
+
+def _is_spec_file(module: str) -> bool:
+    """Whether a module is of engine/config in a root."""
+    _, _, rest = file_of_module(module).partition("/")
+    return module.startswith("atelier.engine.config.") or rest.startswith("engine/config/")
 
 
 def places(shape: FlowShape) -> "dict[str, FieldPlace]":

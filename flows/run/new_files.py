@@ -8,13 +8,22 @@ from pathlib import Path
 
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.project_roots import HERE, TOML, check_name, project_at_hand, read_toml
+from atelier.engine.config.project_roots import (
+    HERE,
+    TOML,
+    check_name,
+    file_of_root,
+    located,
+    project_at_hand,
+    read_toml,
+)
 
 TEMPLATES = PROJECT / "flows" / "run" / "templates"
 ENDING = ".txt"  # of a template, so that no tool takes it for code of Atelier
 FOLDER = "project"
 WORDS = (FOLDER, *sorted(path.name for path in TEMPLATES.glob("*") if path.name != FOLDER))
 GROUPS = {"model": "model", "objective": "objective"}  # what -> the group of kinds that it adds to
+FOLDERS = {"flow": "flows", "task": "tasks"}  # what -> the folder of its file
 PLACE = "atelier new"
 
 
@@ -50,7 +59,16 @@ def write_new(what: str, name: str) -> list[Path]:
 
 
 def _check_free(part: str, name: str) -> None:
-    """Raise ConfigError if a kind of this name exists."""
+    """Raise ConfigError if a kind, flow or task of this name exists."""
+    if part in FOLDERS:
+        file = f"{FOLDERS[part]}/{name}.py"
+        there = located(file_of_root(file))
+        if there.exists():
+            raise ConfigError(f"{PLACE} {part}", f"{there} exists already", "choose another name")
+        from atelier.flows.cli.syntax import COMMANDS  # late: it lists these words itself
+
+        if part == "flow" and name in COMMANDS:
+            raise ConfigError(f"{PLACE} {part}", f"{name} is a command", "choose another name")
     if part in GROUPS:
         from atelier.engine.config.registry import kinds  # late: pydantic, 0.1 s
 

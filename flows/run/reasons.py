@@ -10,7 +10,7 @@ from atelier.infra.store.run_manifest import Row, comparable, parents_of
 
 DIGEST = re.compile("[0-9a-f]{32,}")
 # a key of the code in a kind's identity: roles.model.code.mine/engine/model/mine.py.MineBlock.forward
-CODE = re.compile(r"(?P<place>.*)\.code\.(?P<file>[^/]+/.+?\.py)\.(?P<part>.*)")
+CODE = re.compile(r"(?:.*\.)?code\.(?P<file>[^/]+/.+?\.py)\.(?P<part>.*)")
 
 
 class Reason(TypedDict, total=False):

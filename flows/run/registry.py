@@ -7,10 +7,13 @@ from functools import cache
 from types import ModuleType
 
 from atelier import PROJECT
+from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.extensions import kinds_of
-from atelier.engine.config.kind_files import section_class
+from atelier.engine.config.kind_files import section_class, where_and_why
+from atelier.engine.config.project_roots import module_of
 from atelier.engine.config.sections import extensions_of
 from atelier.engine.io.survey import Survey
+from atelier.flows.run.catalog import flow_file
 from atelier.infra.dag import Node
 
 # keys of shared sections without effect in a flow, by flow; `*` is any name
@@ -67,13 +70,28 @@ def _is_idle_part(flow: str, key: str) -> bool:
 @cache
 def body(name: str) -> Callable[..., None]:
     """The plain function that is the DAG of flow `name`."""
-    return getattr(importlib.import_module(f"atelier.flows.{name}"), name)
+    module = _module(name)
+    if not hasattr(module, name):
+        way_out = "the flow is the function with the file's name"
+        raise ConfigError(flow_file(name), f"has no function {name}", way_out)
+    return getattr(module, name)
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a flow. Raises ConfigError, with file and line, if its import fails."""
+    file = flow_file(name)
+    try:
+        return importlib.import_module(module_of(file))
+    except AtelierError:
+        raise
+    except Exception as error:  # an import may raise anything
+        raise ConfigError(f"flow {name}", where_and_why(error, file), "correct it") from error
 
 
 @cache
 def survey(name: str) -> Callable[..., Survey] | None:
     """The function `survey` of a flow's file, if it has one. It lists the importable parts of a source."""
-    return getattr(importlib.import_module(f"atelier.flows.{name}"), "survey", None)
+    return getattr(_module(name), "survey", None)
 
 
 def parts_of_extensions(nodes: Iterable[Node], name: str) -> list[ModuleType]:

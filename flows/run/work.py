@@ -5,8 +5,10 @@ and record how it ended.
 import importlib
 import traceback
 from contextlib import suppress
+from types import ModuleType
 
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
+from atelier.engine.config.project_roots import file_of_root, module_of
 from atelier.infra.dag import Node
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
@@ -25,7 +27,7 @@ def work(
     is_reused = not context.missing(node) and not (node.task == "train" and is_asked(node))
     handle = context.tracker.start_task(node, is_reused)
     try:
-        task = importlib.import_module(f"atelier.tasks.{node.task}")
+        task = _module(node.task)
         if is_reused:
             mend([node], context)
         if is_reused and hasattr(task, "reuse"):  # side effects besides the artifact
@@ -57,9 +59,14 @@ def work(
 def mend(nodes: list[Node], context: RunContext) -> None:
     """Repair damage beside the finished products of these nodes."""
     for node in nodes:
-        task = importlib.import_module(f"atelier.tasks.{node.task}")
+        task = _module(node.task)
         if hasattr(task, "mend"):
             task.mend(node, context)
+
+
+def _module(task: str) -> ModuleType:
+    """The module of a task, in whichever root has it."""
+    return importlib.import_module(module_of(file_of_root(f"tasks/{task}.py")))
 
 
 def _told(error: Exception, node: Node, context: RunContext) -> AtelierError:

@@ -1,4 +1,4 @@
-"""`atelier new project|model|objective <name>`: write a small working example with its test."""
+"""`atelier new project|model|objective|flow|task <name>`: write a small working example with its test."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -21,5 +21,7 @@ def _next(what: str, name: str, written: list[Path]) -> str:
     if what in (FOLDER, "model", "objective"):
         group = "model" if what == FOLDER else what
         return f"atelier pretrain {group}={name} experiment=tiny"
+    if what == "flow":
+        return f"atelier {name} experiment=tiny"
     tests = next((path for path in written if path.name.startswith("test_")), None)
     return f"python -m pytest {tests}"
