@@ -104,6 +104,7 @@ def cpm2(
         text=text[SECOND],
         name="first-grown",
         node="convert.vocabulary",
+        place="grow.vocabulary",
     )
     mixed = {
         "tokens": text,
@@ -121,7 +122,13 @@ def cpm2(
     )["model"]
 
     sparse, spec = convert_model(
-        bilingual, spec, upcycle, tokens=text["main"], name="both-upcycled", node="convert.upcycle"
+        bilingual,
+        spec,
+        upcycle,
+        tokens=text["main"],
+        name="both-upcycled",
+        node="convert.upcycle",
+        place="upcycle",
     )
     experts = train_roles(
         {"model": role.model_copy(update={"model": spec})},

@@ -33,11 +33,13 @@ def convert(
     text: Reference | None = None,
     others: Mapping[str, Reference] | None = None,
     node: str = "convert",
+    place: str = "convert",
     beside: int = 1,
 ) -> tuple[Reference, ModelSpec]:
     """The converted model, called `name`, and its spec. `tokens`: its text, for rules that read text, and for
     the loss before and after. `tokenizer`, `text`: another tokenizer and its tokens, for rules that need one.
-    `others`: further parents of the rule, by role. `beside`: number of conversions that share the cores.
+    `others`: further parents of the rule, by role. `place`: configuration key of the rule, for plans and
+    errors. `beside`: number of conversions that share the cores.
     Raises ConfigError for a model to which the rule does not apply.
     """
     made = rule.converted(spec)
@@ -48,7 +50,7 @@ def convert(
     if rule.num_tokens:
         if tokens is None:
             raise ConfigError(
-                "convert",
+                place,
                 f"{rule.kind} reads the training text of {model.name}, which is not known",
                 "give a model that was trained here",
             )
@@ -56,7 +58,7 @@ def convert(
     if rule.needs_tokenizer:
         if tokenizer is None or text is None:
             raise ConfigError(
-                "convert.tokenizer", "is empty", "give a finished model that has the new tokenizer"
+                f"{place}.tokenizer", "is empty", "give a finished model that has the new tokenizer"
             )
         parents |= {"tokenizer": tokenizer, "tokens.main": text}
     inputs = parents | ({"tokens": tokens} if tokens is not None else {})
@@ -68,7 +70,7 @@ def convert(
         version=VERSION,
         node=node,
         identity={"rule": rule.as_identity()},
-        origin={"rule": "convert"},
+        origin={"rule": place},
         kinds=model_kinds(made),
         inputs=inputs,
         config=ConvertConfig(rule=rule, measured=MEASURED),

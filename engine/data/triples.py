@@ -56,6 +56,7 @@ class Triple(NamedTuple):
 
 Find = Callable[[str, str], Iterator[Triple]]  # a document's id and text -> its triples
 Rows = Callable[[Sequence[Column]], Iterator[dict[str, Json]]]  # columns -> rows of a tagger's file
+Warn = Callable[[str], None]  # shows a tagger's user what its file lacks
 
 
 def extract(
@@ -114,8 +115,13 @@ def tagger(name: str, spec: TaggerSpec, config: ExtractConfig, progress: Progres
                             raise DataError(f"{where}: {problem}; data.taggers.{name} names the fields")
                     yield row
 
-    build = cast(Callable[[TaggerSpec, Rows], Find], kind_module("data/tagger", spec.kind, "build").build)
-    return build(spec, rows)
+    def warn(what: str) -> None:
+        progress.warn(f"data.taggers.{name}: {what}")
+
+    build = cast(
+        Callable[[TaggerSpec, Rows, Warn], Find], kind_module("data/tagger", spec.kind, "build").build
+    )
+    return build(spec, rows, warn)
 
 
 def triples(name: str, text: str) -> Iterator[Triple]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.io.user_folders import with_home
 from atelier.flows.run.catalog import SETTINGS, settings_folders
 
 FLAGS = ("--config-dir", "-cd")
@@ -56,7 +57,7 @@ def _folder(text: str) -> Path:
     if "://" in text and not text.startswith(FILE):
         way_out = f"write {FILE}<folder>; a package with settings is a project (docs/extend/own-project.md)"
         raise ConfigError("hydra.searchpath", f"{text} is not a folder", way_out)
-    folder = Path(text.removeprefix(FILE)).expanduser().absolute()
+    folder = Path(with_home(text.removeprefix(FILE))).absolute()
     if not folder.is_dir():
         raise ConfigError(FLAGS[0], f"{folder} is not a folder", "give one with folders such as model/")
     if os.pathsep in str(folder):

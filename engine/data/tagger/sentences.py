@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 
 from atelier.engine.config.tagger.sentences import SentenceTriples
-from atelier.engine.data.triples import Find, Rows, Triple, sentences
+from atelier.engine.data.triples import Find, Rows, Triple, Warn, sentences
 
 
-def build(spec: SentenceTriples, rows: Rows) -> Find:
+def build(spec: SentenceTriples, rows: Rows, warn: Warn) -> Find:
     pattern = re.compile(spec.pattern)
 
     def find(name: str, text: str) -> Iterator[Triple]:

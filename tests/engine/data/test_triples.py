@@ -169,6 +169,16 @@ def test_given_triples_get_a_sentence_with_both_names_as_whole_words(tmp_path: P
     ]
 
 
+def test_given_triples_without_names_are_counted(tmp_path: Path) -> None:
+    names = [("Oslo", "Norway"), (" ", "Norway"), ("Oslo", ""), ("Rome", "Rome ")]
+    rows = [{"subject": head, "relation": "capital of", "object": tail} for head, tail in names]
+    said = io.StringIO()
+    config = listed(tmp_path, rows)
+    find = find_with("graph", config.taggers["graph"], config, Progress(said))
+    assert len(list(find("x", "Oslo is the capital of Norway."))) == 1
+    assert "data.taggers.graph: 3 of 4 rows give no triple: subject or object is blank" in said.getvalue()
+
+
 def test_a_triple_without_a_field_is_named_by_file_and_row(tmp_path: Path) -> None:
     config = listed(tmp_path, [{"subject": "a", "object": "b"}])
     with pytest.raises(DataError, match=r"graph\.jsonl:1: field 'relation' is missing.*data\.taggers\.graph"):
