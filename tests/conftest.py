@@ -30,4 +30,4 @@ os.environ.update(
 )
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 
-pytest_plugins = ["tests.budget"]
+pytest_plugins = ["tests.budget", "tests.projects"]

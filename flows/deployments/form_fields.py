@@ -254,13 +254,13 @@ def _boxes(shape: FlowShape) -> Iterator[Field]:
 
 
 def _own_keys(flow: str, roots: Mapping[str, FieldPlace]) -> Iterator[str]:
-    """The keys of parameters that only a flow of another project root has: each, or for a section its fields."""
+    """The keys of parameters that no flow of Atelier has: each, or the fields of a section."""
     if not file_of_module(module_of(flow_file(flow))):
         return
     known = {*SECTIONS, "parallel", *(pattern.split(".")[0] for pattern in KEYS)}
     for name in sorted(roots.keys() - known):
-        fields = roots[name].below()
-        yield from [field.name for field in fields if not field.below()] if fields else [name]
+        fields = [*roots[name].below()]
+        yield from [field.name for field in fields if not [*field.below()]] if fields else [name]
 
 
 def _places(place: FieldPlace | None, rest: Sequence[str]) -> Iterator[FieldPlace]:

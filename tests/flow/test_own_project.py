@@ -24,14 +24,14 @@ class Project:
     store: Path
 
     def run(self, *words: str, module: str = "atelier", code: int = 0) -> str:
-        """Standard output, or for a failure standard error, of a command in the project's folder."""
+        """Standard output, for a failure also standard error, of a command in the project's folder."""
         kept = {key: value for key, value in os.environ.items() if key != "ATELIER_PROJECT"}
         done = subprocess.run(
             [sys.executable, "-m", module, *words], cwd=self.folder, capture_output=True, text=True,
             timeout=300, env=kept | {"PYTHONPATH": python_path(TOP), "ATELIER_ROOT": str(self.store)},
         )  # fmt: skip
         assert done.returncode == code and "Traceback" not in done.stderr, done.stderr + done.stdout
-        return done.stderr if code else done.stdout
+        return done.stderr + done.stdout if code else done.stdout
 
     def edit(self, file: str, old: str, new: str) -> None:
         path = self.folder / file
@@ -88,6 +88,47 @@ def test_a_new_objective_trains_and_its_test_passes(project: Project) -> None:
     project.run("new", "objective", "smooth")
     assert "loss" in project.run("pretrain", "objective=smooth", "model=gpt_nano", "experiment=tiny")
     project.run("-q", "tests/test_smooth.py", module="pytest")
+
+
+def test_a_new_flow_with_a_new_task_runs_and_a_change_of_the_task_is_named(project: Project) -> None:
+    written = project.run("new", "flow", "ours")
+    assert "conf/ours.yaml" in written and "then     atelier ours experiment=tiny" in written
+    project.run("new", "task", "shorten")
+    flow, computed = "flows/ours.py", "engine/data/tasks/shorten.py"
+    project.edit(flow, "    vocabulary = ", "    corpus = shorten(corpus, longest=20000)\n    vocabulary = ")
+    project.edit(flow, "train_roles\n\n", "train_roles\n\nfrom mine.tasks.shorten import shorten\n\n")
+    tests = ("tests/test_ours.py", "tests/test_shorten.py")
+    assert "2 passed" in project.run("-q", *tests, module="pytest")
+    project.run("ours", "experiment=tiny")
+    assert "nothing to do" in project.run("ours", "experiment=tiny")
+    records = [json.loads(path.read_text()) for path in project.store.glob("corpus/*/record.json")]
+    [made] = [one for one in records if "code" in one["identity"]]
+    assert made["summary"]["documents"] > 0 and made["summary"]["longer"] > 0
+    project.edit(computed, "> config.longest", ">= config.longest")
+    said = project.run("plan", "ours", "experiment=tiny")
+    assert f"changed: mine/{computed} (kept)" in said and "its corpus.main changes" in said
+    project.edit(computed, ">= config.longest", "> config.longest")
+    assert "nothing to do" in project.run("ours", "experiment=tiny")
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "old", "new"),
+    [
+        ("model", "engine/model/{}.py", "4 * D", "3 * D"),
+        ("objective", "engine/objective/{}.py", "spec.smoothing", "0.2"),
+        ("flow", "flows/{}.py", "    report(trained", "    # report(trained"),
+        ("task", "engine/data/tasks/{}.py", "> config.longest", ">= config.longest"),
+    ],
+)
+def test_the_test_of_a_new_part_fails_when_the_part_is_broken(
+    project: Project, what: str, file: str, old: str, new: str
+) -> None:
+    name = f"a_{what}"
+    project.run("new", what, name)
+    test = ("-q", f"tests/test_{name}.py")
+    assert "1 passed" in project.run(*test, module="pytest")
+    project.edit(file.format(name), old, new)
+    assert "1 failed" in project.run(*test, module="pytest", code=1)
 
 
 def test_a_file_with_a_syntax_error_stops_only_what_needs_it(project: Project) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -25,50 +24,10 @@ from atelier.engine.config.project_roots import (
 )
 from atelier.engine.config.registry import ModelSpec, kinds, model_of, spec_class
 from atelier.flows.run import catalog
-from atelier.flows.run.new_files import write_new
 from tests.checkout import TOP, python_path
+from tests.projects import Make, edit
 
 SIZES = {"num_layers": 1, "hidden": 16, "num_heads": 2, "vocab": 320}
-Make = Callable[[str], Path]
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes a project of a name, which is then the one at hand."""
-    caches = (
-        project_roots._found,
-        project_roots._files,
-        registry._kinds,
-        spec_class,
-        own_code._reached,
-        own_code._source,
-    )
-    monkeypatch.setattr(project_roots, "_used", [])
-    monkeypatch.setenv(HERE, "")
-    monkeypatch.chdir(tmp_path)
-    made: list[str] = []
-
-    def clear() -> None:
-        for cached in caches:
-            cached.cache_clear()
-        for name in [name for name in sys.modules if name.partition(".")[0] in made]:
-            del sys.modules[name]
-
-    def make_project(name: str) -> Path:
-        write_new("project", name)
-        monkeypatch.setenv(HERE, str(tmp_path / name))
-        made.append(name)
-        clear()
-        return tmp_path / name
-
-    yield make_project
-    clear()
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
 
 
 def spec_of(kind: str) -> ModelSpec:
@@ -82,8 +41,8 @@ def code_now(kind: str) -> own_code.Code:
     return own_code.code_of(spec_class("model", kind))
 
 
-def test_a_new_project_has_a_model_an_option_and_files_under_its_name(make: Make) -> None:
-    folder = make("quiet")
+def test_a_new_project_has_a_model_an_option_and_files_under_its_name(make_project: Make) -> None:
+    folder = make_project("quiet")
     assert [root.name for root in project_roots.project_roots()] == ["atelier", "quiet"]
     assert "quiet" in kinds("model") and "gpt" in kinds("model")
     assert "quiet" in catalog.options("model") and "gpt_nano" in catalog.options("model")
@@ -95,8 +54,8 @@ def test_a_new_project_has_a_model_an_option_and_files_under_its_name(make: Make
     assert Path(sys.modules[type(spec).__module__].__file__ or "").is_relative_to(folder)
 
 
-def test_a_kinds_identity_has_its_own_code_and_what_it_imports_from_its_root(make: Make) -> None:
-    folder = make("loud")
+def test_a_kinds_identity_has_its_own_code_and_what_it_imports_from_its_root(make_project: Make) -> None:
+    folder = make_project("loud")
     spec = spec_of("loud")
     before = code_now("loud")
     assert set(before) == {"loud/engine/config/model/loud.py", "loud/engine/model/loud.py"}
@@ -118,8 +77,8 @@ def test_a_kinds_identity_has_its_own_code_and_what_it_imports_from_its_root(mak
     assert [file for file in after if after[file] != with_scale[file]] == ["loud/engine/scale.py"]
 
 
-def test_a_model_made_by_other_code_of_its_kind_is_not_opened(make: Make) -> None:
-    folder = make("hasty")
+def test_a_model_made_by_other_code_of_its_kind_is_not_opened(make_project: Make) -> None:
+    folder = make_project("hasty")
     arguments = spec_of("hasty").arguments()
     assert model_of(arguments, "config.json").kind == "hasty"
     edit(folder / "engine" / "model" / "hasty.py", "F.gelu", "F.relu")
@@ -128,8 +87,8 @@ def test_a_model_made_by_other_code_of_its_kind_is_not_opened(make: Make) -> Non
         model_of(arguments, "config.json")
 
 
-def test_a_kind_that_shadows_one_of_atelier_or_of_an_extension_is_refused(make: Make) -> None:
-    folder = make("shady")
+def test_a_kind_that_shadows_one_of_atelier_or_of_an_extension_is_refused(make_project: Make) -> None:
+    folder = make_project("shady")
     place = folder / "engine" / "config" / "model"
     (place / "gpt.py").write_text("")
     with pytest.raises(
@@ -149,8 +108,8 @@ def test_a_kind_that_shadows_one_of_atelier_or_of_an_extension_is_refused(make: 
         kinds("objective")
 
 
-def test_a_syntax_error_is_named_by_file_and_line_where_the_kind_is_used(make: Make) -> None:
-    folder = make("broken")
+def test_a_syntax_error_is_named_by_file_and_line_where_the_kind_is_used(make_project: Make) -> None:
+    folder = make_project("broken")
     path = folder / "engine" / "config" / "model" / "broken.py"
     edit(path, "class Broken", "class = Broken")
     assert spec_class("model", "gpt") is not None
@@ -159,8 +118,8 @@ def test_a_syntax_error_is_named_by_file_and_line_where_the_kind_is_used(make: M
         spec_class("model", "broken")
 
 
-def test_a_kind_without_spec_or_module_is_refused_by_its_file(make: Make) -> None:
-    folder = make("halves")
+def test_a_kind_without_spec_or_module_is_refused_by_its_file(make_project: Make) -> None:
+    folder = make_project("halves")
     (folder / "engine" / "model" / "halves.py").unlink()
     from atelier.engine.model.load import build
 
@@ -173,15 +132,15 @@ def test_a_kind_without_spec_or_module_is_refused_by_its_file(make: Make) -> Non
         spec_class("model", "halves")
 
 
-def test_two_roots_of_one_name_are_refused_with_both_places(make: Make, tmp_path: Path) -> None:
-    folder = make("twin")
+def test_two_roots_of_one_name_are_refused_with_both_places(make_project: Make, tmp_path: Path) -> None:
+    folder = make_project("twin")
     other = tmp_path / "other" / "twin"
     other.mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"two roots have the name twin: {folder} and {other}"):
         use_roots([("twin", str(folder)), ("twin", str(other))])
 
 
-def test_a_root_that_is_not_on_the_machine_is_refused(make: Make, tmp_path: Path) -> None:
+def test_a_root_that_is_not_on_the_machine_is_refused(make_project: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"roots: the root gone is at /nowhere/gone, which is not on this"):
         use_roots([("gone", "/nowhere/gone")])
 
@@ -198,17 +157,17 @@ def test_a_root_that_is_not_on_the_machine_is_refused(make: Make, tmp_path: Path
         ("name = 'numpy'", "numpy/__init__.py is imported by that name; rename the root"),
     ],
 )
-def test_a_fault_in_atelier_toml_is_named(make: Make, tmp_path: Path, text: str, told: str) -> None:
-    folder = make("faulty")
+def test_a_fault_in_atelier_toml_is_named(make_project: Make, tmp_path: Path, text: str, told: str) -> None:
+    folder = make_project("faulty")
     (folder / "atelier.toml").write_text(text)
     with pytest.raises(ConfigError, match=told):
         other_roots()
 
 
 def test_another_users_project_is_not_taken_from_a_folder_above(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make_project: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make("theirs")
+    folder = make_project("theirs")
     monkeypatch.delenv(HERE)
     monkeypatch.chdir(folder / "conf" / "model")
     assert [root.name for root in other_roots()] == ["theirs"] and os.environ[HERE] == str(folder)
@@ -221,9 +180,9 @@ def test_another_users_project_is_not_taken_from_a_folder_above(
 
 
 def test_installed_distributions_come_before_the_project_at_hand(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_project: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make("nearby")
+    make_project("nearby")
     site = tmp_path / "site"
     about = site / "shared_models-1.0.dist-info"
     (site / "shared_models").mkdir(parents=True)
@@ -238,7 +197,7 @@ def test_installed_distributions_come_before_the_project_at_hand(
 
 
 def test_a_wheel_with_a_folder_of_flows_beside_its_package_is_refused(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_project: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about = tmp_path / "site" / "spilled-0.1.0.dist-info"
     about.mkdir(parents=True)
@@ -251,9 +210,9 @@ def test_a_wheel_with_a_folder_of_flows_beside_its_package_is_refused(
 
 
 def test_an_editable_installation_and_the_project_at_hand_are_one_root(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_project: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make("woven")
+    folder = make_project("woven")
     about = tmp_path / "site" / "woven-0.1.0.dist-info"
     about.mkdir(parents=True)
     (about / "entry_points.txt").write_text("[atelier.project]\nwoven = woven\n")
@@ -263,8 +222,8 @@ def test_an_editable_installation_and_the_project_at_hand_are_one_root(
     assert other_roots() == (ProjectRoot("woven", folder),)
 
 
-def test_help_and_completion_of_a_project_need_no_pydantic(make: Make) -> None:
-    folder = make("swift")
+def test_help_and_completion_of_a_project_need_no_pydantic(make_project: Make) -> None:
+    folder = make_project("swift")
     check = (
         "import sys, json; from atelier.flows.run import catalog;"
         "print(json.dumps([catalog.options('model'), 'pydantic' in sys.modules, 'torch' in sys.modules]))"
