@@ -65,9 +65,7 @@ def _check_free(part: str, name: str) -> None:
         there = located(file_of_root(file))
         if there.exists():
             raise ConfigError(f"{PLACE} {part}", f"{there} exists already", "choose another name")
-        from atelier.flows.cli.syntax import COMMANDS  # late: it lists these words itself
-
-        if part == "flow" and name in COMMANDS:
+        if part == "flow" and (PROJECT / "flows" / "cli" / "commands" / f"{name}.py").exists():
             raise ConfigError(f"{PLACE} {part}", f"{name} is a command", "choose another name")
     if part in GROUPS:
         from atelier.engine.config.registry import kinds  # late: pydantic, 0.1 s
