@@ -54,6 +54,17 @@ BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
 @dataclass(frozen=True)
+class RerunRequest:
+    """A request to run the past run `run` again with `words` in place of its own. `from_task`: the first task
+    that they may change, '' = any.
+    """
+
+    run: str
+    words: tuple[str, ...] = ()
+    from_task: str = ""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A flow's final configuration: `document` is plain JSON, `arguments` the validated specs."""
 
@@ -69,6 +80,7 @@ class RunConfig:
     sites: Sites = field(default_factory=Sites)
     here: SiteHere | None = None  # this site
     ordered: frozenset[str] | None = None  # tasks that another site ordered
+    rerun: RerunRequest | None = None  # as which it was asked for
 
     def call(self) -> dict[str, Given]:
         """Keyword arguments of the flow's body."""

@@ -10,7 +10,7 @@ from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import duration, print_table
 from atelier.infra.report.listing import RunRow, run_row, run_rows
 from atelier.infra.report.run_detail import ScoredModel, run_detail
-from atelier.infra.store.run_manifest import manifests
+from atelier.infra.store.run_manifest import called, manifests
 from atelier.infra.store.store import Store
 
 LAST = 20
@@ -43,12 +43,9 @@ def run(options: Namespace) -> int:
 
 def _show_one(store: Store, given: str, *, is_json: bool) -> int:
     """Print one run. Raises ConfigError if not exactly one run has this id."""
-    there = [one for one in manifests(store) if one.id.startswith(given) or one.id.endswith(given)]
-    exact = [one for one in there if one.id == given]
-    if len(exact or there) != 1:
-        problem = f"{len(there)} runs have this id" if there else f"no run {given}"
-        raise ConfigError("runs", problem, "`atelier runs --all` lists them")
-    (manifest,) = exact or there
+    manifest = called(manifests(store), given, "runs")
+    if manifest is None:
+        raise ConfigError("runs", f"no run {given}", "`atelier runs --all` lists them")
     row, detail = run_row(manifest), run_detail(store, manifest)
     if is_json:
         print(json.dumps({**row, **detail}, indent=1))

@@ -1,0 +1,27 @@
+"""A store for a trial: a few artifacts lie in a scratch folder, all others are read from the real store."""
+
+from collections.abc import Collection, Iterator
+
+from atelier.engine.config.record import Record
+from atelier.infra.store.store import SHORT, Store
+
+
+class ScratchStore(Store):
+    """The artifacts and trajectories `own` (kind, fingerprint) are made and found below `root`. Whatever else
+    is asked for is read from the store `behind`, which does not change.
+    """
+
+    def __init__(self, behind: Store, root: str, own: Collection[tuple[str, str]]) -> None:
+        super().__init__(root)
+        self.behind = behind
+        self._own = {(kind, fingerprint[:SHORT]) for kind, fingerprint in own}
+
+    def address(self, kind: str, fingerprint: str) -> str:
+        is_own = (kind, fingerprint[:SHORT]) in self._own
+        return super().address(kind, fingerprint) if is_own else self.behind.address(kind, fingerprint)
+
+    def records(self, kind: str | None = None) -> Iterator[Record]:
+        yield from super().records(kind)
+        for record in self.behind.records(kind):
+            if (record.kind, record.fingerprint[:SHORT]) not in self._own:
+                yield record
