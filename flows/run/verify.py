@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
-from atelier.engine.config.base import Json, canonical, fingerprint
+from atelier.engine.config.base import Json, canonical, fingerprint, flatten
+from atelier.engine.config.direction import TIMED
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.parallel import Parallel
@@ -174,7 +175,19 @@ def _files(record: Record) -> dict[str, FileEntry]:
 
 def _digest(record: Record) -> str:
     files: dict[str, Json] = {path: entry.sha256 for path, entry in _files(record).items()}
-    return fingerprint({"files": files, "summary": record.dump()["summary"]})
+    return fingerprint({"files": files, "summary": _summary(record)})
+
+
+def _summary(record: Record) -> dict[str, Json]:
+    """The record's summary by dotted key, without measured times."""
+    found = flatten(record.dump()["summary"])
+    last = {key: key.rpartition(".")[2] for key in found}
+    return {key: value for key, value in found.items() if last[key] not in TIMED and not _is_time(last[key])}
+
+
+def _is_time(key: str) -> bool:
+    """Whether a key of a summary is a measured time."""
+    return key == "seconds" or key.endswith("_s")
 
 
 def _differing(record: Record, again: Record, store: Store, scratch: Store) -> list[str]:
@@ -191,7 +204,7 @@ def _differing(record: Record, again: Record, store: Store, scratch: Store) -> l
             ]
             where = first_difference(*urls) or "its digest, but no byte: the file in the store was changed"
             found.append(f"{path}: {where}")
-    old, new = section_of(record.dump()["summary"]), section_of(again.dump()["summary"])
+    old, new = _summary(record), _summary(again)
     for key in sorted({*old, *new}):
         if canonical(old.get(key)) != canonical(new.get(key)):
             found.append(f"summary {key}: {_short(old.get(key))} | {_short(new.get(key))}")

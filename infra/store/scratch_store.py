@@ -1,8 +1,7 @@
 """A store for a trial: a few artifacts lie in a scratch folder, all others are read from the real store."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from atelier.engine.config.record import Record
 from atelier.infra.store.store import SHORT, Store
 
 
@@ -20,8 +19,6 @@ class ScratchStore(Store):
         is_own = (kind, fingerprint[:SHORT]) in self._own
         return super().address(kind, fingerprint) if is_own else self.behind.address(kind, fingerprint)
 
-    def records(self, kind: str | None = None) -> Iterator[Record]:
-        yield from super().records(kind)
-        for record in self.behind.records(kind):
-            if (record.kind, record.fingerprint[:SHORT]) not in self._own:
-                yield record
+    def shorts(self, kind: str) -> list[str]:
+        others = [short for short in self.behind.shorts(kind) if (kind, short) not in self._own]
+        return sorted([*super().shorts(kind), *others])
