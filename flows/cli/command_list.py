@@ -115,7 +115,11 @@ TABLE = (
             Word("overrides", "group=option and key=value, in place of the run's own", "override", many=True),
         ),
         options=(
-            Option("--from", "refuse settings that change anything but this task and what follows", "TASK"),
+            Option(
+                "--from",
+                "refuse settings that change a task before this one; --verify: this task alone",
+                "TASK",
+            ),
             Option("--verify", "compute finished tasks again into scratch and compare the files"),
             Option("--dry-run", "only print what would be made, and why"),
             Option("--accept-code", "continue trainings of other code with the present code"),

@@ -25,7 +25,7 @@ FIELDS: dict[str, FieldSchema] = {
     "from_task": {
         "type": "string",
         "description": "the first task that may change, such as score; blank = any. A setting that changes"
-        " another task than this one and those that follow it is refused",
+        " a task before it is refused",
     },
     "overrides": {
         "type": "array",

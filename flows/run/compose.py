@@ -55,8 +55,8 @@ BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 @dataclass(frozen=True)
 class RerunRequest:
-    """A request to run the past run `run` again with `words` in place of its own. `from_task`: the first task
-    that they may change, '' = any.
+    """A request to run the past run `run` again with `words` in place of its own. `from_task`: the task
+    before which they may change nothing, '' = any.
     """
 
     run: str

@@ -1,7 +1,7 @@
 """Run a past run again: its words with new ones in place of its own, and the nodes that these change."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atelier.engine.config.base import Json, canonical, flatten
@@ -11,14 +11,13 @@ from atelier.flows.run.compose import LENGTHS, RerunRequest, RunConfig, compose
 from atelier.flows.run.draw import collect_nodes
 from atelier.flows.run.overrides import with_keys
 from atelier.flows.run.reasons import Reason, changes_between, text_of
-from atelier.infra.dag import Node
+from atelier.infra.dag import Node, Product
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import (
     Row,
     RunManifest,
     called,
     comparable,
-    described,
     is_alive,
     parents_of,
     read_manifests,
@@ -73,25 +72,39 @@ def rerun(
     """The run called `word` with `words` in place of its own. `default_pool`: for a run that no pool served.
 
     Raises ConfigError as `past_run` does, for words that do not fit, for a task that the flow lacks, and if
-    anything but `from_task` and what follows it would be another thing than in that run.
+    anything that `from_task` is made from would be another thing than in that run.
     """
     past = past_run(store, word)
     new = list(words) if from_form else with_keys(past.flow, list(words))
-    own, notes = _recorded(past, store, from_form=from_form)
+    ask = _Asked(past, store, from_form)
+    own, base, notes = _recorded(ask)
     asked = merged(own, new)
-    frozen = _composed(past, asked, from_form=from_form)
+    frozen, nodes = ask.composed(asked)
     if default_pool and not frozen.pool.is_served:
-        asked = merged(asked, [f"pool={default_pool}"])
-        frozen = _composed(past, asked, from_form=from_form)
-    nodes = collect_nodes(frozen, store)
+        frozen, nodes = ask.composed(merged(asked, [f"pool={default_pool}"]))
     changed = [node.name for node in nodes if _is_changed(node, rows_of(past))]
     if is_alive(past) is None:
         host = Holder.read(past.holder).host if past.holder else "unknown"
         notes.append(f"run {past.id} has no end; it may be active on its machine ({host})")
     if from_task:
-        _check_from(past, nodes, from_task, changed, _Words(own, new, from_form), store)
+        _check_task(past, nodes, from_task, new)
+    first = first_before(nodes, changed, from_task) if from_task else None
+    if first is not None:
+        way_out = f"--from {first.name}, or without --from all that changes is made"
+        where = f"{first.name}, which is before {from_task}"
+        why = _reason(ask, first, where, own, base, new)
+        raise ConfigError(f"{FROM} {from_task}", why, way_out)
     request = RerunRequest(past.id, tuple(new), from_task)
     return Rerun(past, replace(frozen, rerun=request), nodes, changed, notes)
+
+
+def first_before(nodes: Sequence[Node], changed: Collection[str], name: str) -> Node | None:
+    """The first changed node for which the node called `name` waits, directly or through others; or None."""
+    found = {name}
+    for node in reversed(nodes):  # against the order of the flow
+        if node.name in found:
+            found |= {*node.waits}
+    return next((n for n in nodes if n.name in found - {name} and n.name in changed), None)
 
 
 def merged(own: Iterable[str], new: Iterable[str]) -> list[str]:
@@ -110,59 +123,58 @@ def rows_of(past: RunManifest) -> dict[str, Row]:
     return {row.name: row for row in past.tasks}
 
 
-def following(nodes: Sequence[Node], name: str) -> set[str]:
-    """The node and all that wait for it."""
-    found = {name}
-    for node in nodes:  # in the order of the flow
-        if not found.isdisjoint(node.waits):
-            found.add(node.name)
-    return found
-
-
 @dataclass(frozen=True)
-class _Words:
-    """The words of a request: the past run's own, and the new ones."""
+class _Asked:
+    """Composes words for the flow of a past run."""
 
-    own: list[str]
-    new: list[str]
+    past: RunManifest
+    store: Store
     from_form: bool
+
+    def composed(self, words: list[str]) -> tuple[RunConfig, list[Node]]:
+        """The configuration and its nodes. Raises ConfigError with the run."""
+        try:
+            frozen = compose(self.past.flow, words, from_form=self.from_form)
+            return frozen, collect_nodes(frozen, self.store)
+        except ConfigError as error:
+            raise ConfigError(f"{PLACE} {self.past.id}", str(error)) from None
 
 
 def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def _composed(past: RunManifest, words: list[str], *, from_form: bool = False) -> RunConfig:
-    try:
-        return compose(past.flow, words, from_form=from_form)
-    except ConfigError as error:
-        raise ConfigError(f"{PLACE} {past.id}", str(error)) from None
-
-
-def _recorded(past: RunManifest, store: Store, *, from_form: bool) -> tuple[list[str], list[str]]:
-    """The words that compose the run's own configuration, and notes. If conf/ or a default has changed since,
-    the recorded values are added to its overrides, so that they stay.
+def _recorded(ask: _Asked) -> tuple[list[str], list[Node] | None, list[str]]:
+    """The words that compose the run's own configuration, the nodes of these words, and notes. If conf/ or a
+    default has changed since, the recorded values are added to its overrides, so that they stay. The nodes
+    are None if these words no longer compose: new ones may mend that.
     """
-    own = merged(past.overrides, ())
+    own, past = merged(ask.past.overrides, ()), ask.past
     try:
-        frozen = compose(past.flow, own, from_form=from_form)
-        if not any(_is_changed(node, rows_of(past)) for node in collect_nodes(frozen, store)):
-            return own, []
+        frozen, nodes = ask.composed(own)
     except AtelierError:
-        return own, []  # the new words may mend it; if not, composing them says so
-    now, before = flatten(frozen.document), flatten(dict(past.config))
+        return own, None, []
+    if not any(_is_changed(node, rows_of(past)) for node in nodes):
+        return own, nodes, []
+    now, recorded = flatten(frozen.document), flatten(dict(past.config))
     other = {
-        key: value
-        for key, value in before.items()
+        key: word
+        for key, value in recorded.items()
         if key in now and canonical(value) != canonical(now[key]) and not _is_under(key, NOT_KEPT)
+        if (word := _word(key, value))
     }
-    kept = {key: word for key, value in other.items() if (word := _word(key, value))}
+    if not other:
+        return own, nodes, []
+    kept = [*own, *other.values()]
     try:
-        compose(past.flow, [*own, *kept.values()], from_form=from_form)
+        nodes = ask.composed(kept)[1]
     except AtelierError:
-        kept = {}
-    notes = [f"{word} as in run {past.id}: it would now be {now[key]}" for key, word in kept.items()]
-    return [*own, *kept.values()], notes
+        return own, nodes, []
+    return (
+        kept,
+        nodes,
+        [f"{word} as in run {past.id}: it would now be {now[key]}" for key, word in other.items()],
+    )
 
 
 def _word(key: str, value: Json) -> str:
@@ -186,80 +198,44 @@ def _is_changed(node: Node, rows: Mapping[str, Row]) -> bool:
 
 
 def _task_of(row: Row) -> str:
-    return row.name.removesuffix(f".{row.key}") if row.key and row.name != row.key else row.name
+    return row.name.removesuffix(f".{row.key}") if row.key else row.name
 
 
-def _check_from(
-    past: RunManifest,
-    nodes: list[Node],
-    name: str,
-    changed: list[str],
-    words: _Words,
-    store: Store,
-) -> None:
-    """Raises ConfigError unless the flow has the task, and nothing changes but it and what follows it."""
+def _check_task(past: RunManifest, nodes: Sequence[Node], name: str, new: Sequence[str]) -> None:
+    """Raises ConfigError unless the flow has the task."""
     names = [node.name for node in nodes]
-    if name not in names:
-        was = name in {_task_of(row) for row in past.tasks}
-        by = f" with {' '.join(words.new)}" if words.new else ""
-        problem = f"the flow {past.flow} no longer has the task {name}{by}" if was else f"no task {name}"
-        near = nearest(name, names)
-        raise ConfigError(
-            FROM,
-            problem,
-            (f"did you mean {near}? " if near and not was else "") + f"there are: {', '.join(names)}",
-        )
-    after = following(nodes, name)
-    others = [one for one in changed if one not in after]
-    if not others:
+    if name in names:
         return
-    first = next(node for node in nodes if node.name == others[0])
-    waited = following(nodes, first.name)
-    where = f"which is before {name}" if name in waited else f"which does not follow {name}"
-    allowed = f"--from {first.name}, or " if set(others) <= waited and set(changed) <= waited else ""
-    way_out = f"{allowed}without --from all that changes is made"
-    keys = _blamed(past, first.name, words, store)
-    if keys:
-        raise ConfigError(f"{FROM} {name}", f"{' '.join(keys)} changes {first.name}, {where}", way_out)
-    why = "; ".join(text_of(one) for one in _reasons(first, rows_of(past))[:FEW])
-    problem = f"{first.name}, {where}, is another one now than in run {past.id} ({why})"
-    raise ConfigError(f"{FROM} {name}", problem, way_out)
+    there = f"there are: {', '.join(names)}"
+    if name in {_task_of(row) for row in past.tasks}:
+        by = f" with {' '.join(new)}" if new else ""
+        raise ConfigError(FROM, f"the flow {past.flow} no longer has the task {name}{by}", there)
+    near = nearest(name, names)
+    raise ConfigError(FROM, f"no task {name}", f"did you mean {near}? {there}" if near else there)
 
 
-def _reasons(node: Node, rows: Mapping[str, Row]) -> list[Reason]:
-    found: list[Reason] = []
+def _reason(
+    ask: _Asked, node: Node, where: str, own: list[str], base: list[Node] | None, new: list[str]
+) -> str:
+    """Why a node is another one than in the past run: the new words that change it, each that does so alone,
+    else all of them; or what has changed without them.
+    """
+    before = next((one.products for one in base or () if one.name == node.name), None)
+    if new and before != node.products:
+        alone = [word for word in new if len(new) > 1 and _changes(ask, node, before, merged(own, [word]))]
+        return f"{' '.join(alone or new)} changes {where}"
+    rows, reasons = rows_of(ask.past), list[Reason]()
     for key, product in node.products.items():
         row = rows.get(row_name(node, key))
-        if row is None:
-            found.append({"new": True})
-        else:
-            now = (comparable(product), parents_of(product))
-            found += changes_between((row.identity, row.parents), now)
-    return found
+        now = (comparable(product), parents_of(product))
+        reasons += changes_between((row.identity, row.parents), now) if row else [Reason(new=True)]
+    why = "; ".join(text_of(one) for one in reasons[:FEW]) or "its code has another version"
+    return f"{where}, is another one now than in run {ask.past.id} ({why})"
 
 
-def _blamed(past: RunManifest, name: str, words: _Words, store: Store) -> list[str]:
-    """The new words that change the node: each that does so alone, else all of them; empty if it differs
-    without them too.
-    """
-
-    def rows(new: Sequence[str]) -> list[str]:
-        frozen = compose(past.flow, merged(words.own, new), from_form=words.from_form)
-        found = [node for node in collect_nodes(frozen, store) if node.name == name]
-        return [row.fingerprint for node in found for row in described(node)]
-
-    if not words.new:
-        return []
+def _changes(ask: _Asked, node: Node, before: Mapping[str, Product] | None, words: list[str]) -> bool:
     try:
-        before = rows(())
+        found = ask.composed(words)[1]
     except AtelierError:
-        return words.new
-    if before == rows(words.new):
-        return []
-    alone = list[str]()
-    for word in words.new:
-        try:
-            alone += [word] if rows([word]) != before else []
-        except AtelierError:
-            continue  # it needs another one
-    return alone or words.new
+        return False  # one word needs another
+    return any(one.name == node.name and one.products != before for one in found)

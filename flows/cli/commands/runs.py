@@ -32,9 +32,12 @@ def run(options: Namespace) -> int:
     if not found:
         print(f"no run in {store.root} yet; `atelier titan experiment=tiny` is a first one")
         return 0
+    columns = ("when", "run", "flow", "status", "took", "made", "reused", "again", "command")
+    has_again = any(one["rerun_of"] for one in found)
+    kept = [number for number, name in enumerate(columns) if has_again or name != "again"]
     print_table(
-        ("when", "run", "flow", "status", "took", "made", "reused", "command"),
-        [_cells(one) for one in found],
+        tuple(columns[number] for number in kept),
+        [tuple(_cells(one)[number] for number in kept) for one in found],
         right=("reused", "took"),
         flexible="made",
     )
@@ -52,6 +55,8 @@ def _show_one(store: Store, given: str, *, is_json: bool) -> int:
         return 0
     print(printable(f"{row['id']}  {row['status']}", 0))
     print(printable(row["command"], 0))
+    if row["rerun_of"]:
+        print(printable(f"again    run {row['rerun_of']}", 0))
     if detail["models"]:
         scores = ("bits/byte", "loss (documents)", "loss vs control", "accuracy")
         rows = [_scored(one) for one in detail["models"]]
@@ -88,5 +93,6 @@ def _cells(one: RunRow) -> tuple[str, ...]:
         took,
         words or "-",
         str(len(one["reused"])),
+        one["rerun_of"],
         one["command"],
     )
