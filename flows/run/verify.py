@@ -121,7 +121,8 @@ def _compared(
     again = scratch.find(product.kind, product.fingerprint)
     if record is None or again is None:
         return _row(node, key, UNKNOWN, notes=["the store has no such artifact"])
-    differs = _differing(record, again, store, scratch)
+    damages = [f"damaged in the store: {damage}" for damage in store.check(record)]
+    differs = damages or _differing(record, again, store, scratch)
     differs += _parted(product, store, scratch) if differs else []
     code = made_by_other(record, maps_of(node).get(key))
     notes = [*notes, *([code] if code else []), *(_versions(record) if differs else [])]
@@ -202,8 +203,7 @@ def _differing(record: Record, again: Record, store: Store, scratch: Store) -> l
                 join(where.address(record.kind, record.fingerprint), entry.path)
                 for where, entry in ((store, ours[path]), (scratch, theirs[path]))
             ]
-            where = first_difference(*urls) or "its digest, but no byte: the file in the store was changed"
-            found.append(f"{path}: {where}")
+            found.append(f"{path}: {first_difference(*urls)}")
     old, new = _summary(record), _summary(again)
     for key in sorted({*old, *new}):
         if canonical(old.get(key)) != canonical(new.get(key)):

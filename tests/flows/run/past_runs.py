@@ -9,6 +9,26 @@ from atelier.infra.store.run_manifest import RunManifest, described, write_manif
 from atelier.infra.store.store import Store
 
 PAST = "20261129-064500-1a2b3c"
+TINY = ("experiment=tiny", "tracker=none")
+TUNED = ("teacher", "assistant", "student_a", "student_b")
+# keys with the first tasks that each changes; what follows those changes too
+KEYS = {
+    "titan": {
+        "data.held_out=0.2": {"curate"},
+        "tokenizer.vocab=600": {"learn_tokenizer"},
+        "ahead.steps=9": {"train.ahead"},
+        "roles.teacher.optim.lr=0.003": {"train"},
+        "roles.student_b.optim.lr=0.003": {"train", "train.controls"},
+        "finetune.epochs=3": {f"finetune.{one}" for one in TUNED},
+        "score.max_tokens=300": {"score"},
+        "score.max_examples=10": {"score.labels"},
+    },
+    "mtnlg": {
+        "tokenizer.vocab=600": {"learn_tokenizer"},
+        "train.seed=2": {"train"},
+        "score.max_tokens=300": {"score"},
+    },
+}  # fmt: skip
 
 
 def past(

@@ -16,27 +16,7 @@ from atelier.infra.dag import Node
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import RunManifest, read_manifest, write_manifest
 from atelier.infra.store.store import Store
-from tests.flows.run.past_runs import PAST, past
-
-TINY = ("experiment=tiny", "tracker=none")
-# keys with the first tasks that each changes; what follows those changes too
-KEYS = {
-    "titan": {
-        "data.held_out=0.2": {"curate"},
-        "tokenizer.vocab=600": {"learn_tokenizer"},
-        "ahead.steps=9": {"train.ahead"},
-        "roles.teacher.optim.lr=0.003": {"train"},
-        "roles.student_b.optim.lr=0.003": {"train", "train.controls"},
-        "finetune.epochs=3": {f"finetune.{name}" for name in ("teacher", "assistant", "student_a", "student_b")},
-        "score.max_tokens=300": {"score"},
-        "score.max_examples=10": {"score.labels"},
-    },
-    "mtnlg": {
-        "tokenizer.vocab=600": {"learn_tokenizer"},
-        "train.seed=2": {"train"},
-        "score.max_tokens=300": {"score"},
-    },
-}  # fmt: skip
+from tests.flows.run.past_runs import KEYS, PAST, TINY, past
 
 
 @dataclass(frozen=True)
