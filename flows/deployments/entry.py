@@ -31,7 +31,7 @@ def _made(name: str) -> prefect.Flow:
     if name == "work":
         return _flow("work", WORK_PARAMETERS, "atelier.flows.deployments.task_run")
     if name == "rerun":
-        return _flow(name, RERUN_PARAMETERS, "atelier.flows.deployments.rerun_run")
+        return _flow(name, RERUN_PARAMETERS, "atelier.flows.deployments.rerun_form")
     from atelier.flows.deployments.forms import (
         parameter_names,  # from the installed code, which made the deployment
     )

@@ -1,9 +1,12 @@
-"""The form of the deployment `rerun`: a past run, the first task to change, and new settings."""
+"""The deployment `rerun`: its form (a past run, the first task to change, new settings) and its flow."""
 
 from collections.abc import Mapping
 
-from atelier.engine.config.base import Json
+from prefect.client.schemas.objects import State
+
+from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.flows.deployments.flow_run import carried_out
 from atelier.flows.deployments.form_fields import CODE, FieldSchema, FormSchema
 from atelier.flows.deployments.forms import to_overrides
 from atelier.flows.run.compose import RunConfig, run_of
@@ -69,3 +72,8 @@ def rerun_of_form(parameters: Mapping[str, Json], store: Store) -> RunConfig:
     words = to_overrides(past.flow, {"overrides": given, "code": parameters.get("code")})
     to_overrides(past.flow, {"overrides": list(past.overrides)})
     return rerun(store, past.id, words, task, default_pool=POOL_WHEN_BLANK, from_form=True).frozen
+
+
+def run(_: str, parameters: JsonObject) -> State:
+    """Run the filled form. Returns the final state of its Prefect run."""
+    return carried_out(lambda store: rerun_of_form(parameters, store), str(parameters.get("code") or ""))

@@ -76,12 +76,12 @@ def rerun(
     """
     past = past_run(store, word)
     new = list(words) if from_form else with_keys(past.flow, list(words))
-    ask = _Asked(past, store, from_form)
-    own, base, notes = _recorded(ask)
+    flow = PastFlow(past, store, from_form)
+    own, base, notes = _recorded(flow)
     asked = merged(own, new)
-    frozen, nodes = ask.composed(asked)
+    frozen, nodes = flow.composed(asked)
     if default_pool and not frozen.pool.is_served:
-        frozen, nodes = ask.composed(merged(asked, [f"pool={default_pool}"]))
+        frozen, nodes = flow.composed(merged(asked, [f"pool={default_pool}"]))
     changed = [node.name for node in nodes if _is_changed(node, rows_of(past))]
     if is_alive(past) is None:
         host = Holder.read(past.holder).host if past.holder else "unknown"
@@ -92,7 +92,7 @@ def rerun(
     if first is not None:
         way_out = f"--from {first.name}, or without --from all that changes is made"
         where = f"{first.name}, which is before {from_task}"
-        why = _reason(ask, first, where, own, base, new)
+        why = _reason(flow, first, where, own, base, new)
         raise ConfigError(f"{FROM} {from_task}", why, way_out)
     request = RerunRequest(past.id, tuple(new), from_task)
     return Rerun(past, replace(frozen, rerun=request), nodes, changed, notes)
@@ -124,8 +124,8 @@ def rows_of(past: RunManifest) -> dict[str, Row]:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Composes words for the flow of a past run."""
+class PastFlow:
+    """The flow of a past run, to compose with other words."""
 
     past: RunManifest
     store: Store
@@ -144,14 +144,14 @@ def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def _recorded(ask: _Asked) -> tuple[list[str], list[Node] | None, list[str]]:
+def _recorded(flow: PastFlow) -> tuple[list[str], list[Node] | None, list[str]]:
     """The words that compose the run's own configuration, the nodes of these words, and notes. If conf/ or a
     default has changed since, the recorded values are added to its overrides, so that they stay. The nodes
     are None if these words no longer compose: new ones may mend that.
     """
-    own, past = merged(ask.past.overrides, ()), ask.past
+    own, past = merged(flow.past.overrides, ()), flow.past
     try:
-        frozen, nodes = ask.composed(own)
+        frozen, nodes = flow.composed(own)
     except AtelierError:
         return own, None, []
     if not any(_is_changed(node, rows_of(past)) for node in nodes):
@@ -167,7 +167,7 @@ def _recorded(ask: _Asked) -> tuple[list[str], list[Node] | None, list[str]]:
         return own, nodes, []
     kept = [*own, *other.values()]
     try:
-        nodes = ask.composed(kept)[1]
+        nodes = flow.composed(kept)[1]
     except AtelierError:
         return own, nodes, []
     return (
@@ -202,7 +202,7 @@ def _task_of(row: Row) -> str:
 
 
 def _check_task(past: RunManifest, nodes: Sequence[Node], name: str, new: Sequence[str]) -> None:
-    """Raises ConfigError unless the flow has the task."""
+    """Raises ConfigError unless the flow has the tflow."""
     names = [node.name for node in nodes]
     if name in names:
         return
@@ -215,27 +215,27 @@ def _check_task(past: RunManifest, nodes: Sequence[Node], name: str, new: Sequen
 
 
 def _reason(
-    ask: _Asked, node: Node, where: str, own: list[str], base: list[Node] | None, new: list[str]
+    flow: PastFlow, node: Node, where: str, own: list[str], base: list[Node] | None, new: list[str]
 ) -> str:
     """Why a node is another one than in the past run: the new words that change it, each that does so alone,
     else all of them; or what has changed without them.
     """
     before = next((one.products for one in base or () if one.name == node.name), None)
     if new and before != node.products:
-        alone = [word for word in new if len(new) > 1 and _changes(ask, node, before, merged(own, [word]))]
+        alone = [word for word in new if len(new) > 1 and _changes(flow, node, before, merged(own, [word]))]
         return f"{' '.join(alone or new)} changes {where}"
-    rows, reasons = rows_of(ask.past), list[Reason]()
+    rows, reasons = rows_of(flow.past), list[Reason]()
     for key, product in node.products.items():
         row = rows.get(row_name(node, key))
         now = (comparable(product), parents_of(product))
         reasons += changes_between((row.identity, row.parents), now) if row else [Reason(new=True)]
     why = "; ".join(text_of(one) for one in reasons[:FEW]) or "its code has another version"
-    return f"{where}, is another one now than in run {ask.past.id} ({why})"
+    return f"{where}, is another one now than in run {flow.past.id} ({why})"
 
 
-def _changes(ask: _Asked, node: Node, before: Mapping[str, Product] | None, words: list[str]) -> bool:
+def _changes(flow: PastFlow, node: Node, before: Mapping[str, Product] | None, words: list[str]) -> bool:
     try:
-        found = ask.composed(words)[1]
+        found = flow.composed(words)[1]
     except AtelierError:
         return False  # one word needs another
     return any(one.name == node.name and one.products != before for one in found)

@@ -3,7 +3,7 @@
 import importlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -26,14 +26,32 @@ from atelier.infra.report.lineage import trajectory_segments
 from atelier.infra.run.context import Listener, RunContext
 from atelier.infra.run.resume_plan import Resume, made_by_other
 from atelier.infra.store.run_manifest import RunManifest, manifests, row_name
-from atelier.infra.store.scratch_store import ScratchStore
-from atelier.infra.store.store import Store
+from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.factory import TrackerSpec
 
 EQUAL, DIFFERS, FAILED, UNKNOWN = "equal", "differs", "failed", "unknown"
 ATTEMPT = "payload-"  # first letters of the folder of one attempt
 END = 10**9  # after the last step of a training
 MOST = 4  # values of a curve that are shown
+
+
+class ScratchStore(Store):
+    """A store for a trial: the artifacts and trajectories `own` (kind, fingerprint) are made and found below
+    `root`. Whatever else is asked for is read from the store `behind`, which does not change.
+    """
+
+    def __init__(self, behind: Store, root: str, own: Collection[tuple[str, str]]) -> None:
+        super().__init__(root)
+        self.behind = behind
+        self._own = {(kind, fingerprint[:SHORT]) for kind, fingerprint in own}
+
+    def address(self, kind: str, fingerprint: str) -> str:
+        is_own = (kind, fingerprint[:SHORT]) in self._own
+        return super().address(kind, fingerprint) if is_own else self.behind.address(kind, fingerprint)
+
+    def shorts(self, kind: str) -> list[str]:
+        others = [short for short in self.behind.shorts(kind) if (kind, short) not in self._own]
+        return sorted([*super().shorts(kind), *others])
 
 
 class VerifiedRow(TypedDict):
