@@ -19,6 +19,7 @@ from tests.flows.run.past_runs import KEYS, TINY
 
 pytestmark = pytest.mark.slow
 WORDS = (*TINY, "train.checkpoint_every=4")
+LATE = "roles.student_b.optim.lr=0.003"  # of a student, whose teacher is finished
 
 
 @pytest.fixture(scope="module", params=list(KEYS))
@@ -71,13 +72,14 @@ def test_from_each_task_what_a_key_changes_is_made_and_the_rest_reused(
             for node in nodes_of(flow, store, key)
             if not {p.fingerprint for p in node.products.values()} <= made_before
         }
-        code, _, err = store.finish("rerun", past["id"], "--from", names[0], key)
+        words = [key, "roles.student_b.attach=replay"] if key == LATE else [key]
+        code, _, err = store.finish("rerun", past["id"], "--from", names[0], *words)
         assert code == 0, err
         new = runs(store)[-1]
-        assert new["rerun_of"] == past["id"] and new["overrides"] == [*WORDS, key]
+        assert new["rerun_of"] == past["id"] and new["overrides"] == [*WORDS, *words]
         assert {name for name, state in new["states"].items() if state == "done"} == expected, key
         assert {state for name, state in new["states"].items() if name not in expected} == {"reused"}
-        code, out, _ = store.finish(flow, *WORDS, key)
+        code, out, _ = store.finish(flow, *WORDS, *words)
         assert code == 0 and "nothing to do" in out  # it is the run of these words
         code, out, _ = store.finish("diff", past["id"], new["id"], "--json")
         assert code == 0 and json.loads(out)["artifacts"] + json.loads(out)["data"]
