@@ -283,3 +283,17 @@ def test_words_that_do_not_fit_are_refused_in_one_line(
     assert run(["rerun", PAST, *words.split()]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert says in line
+
+
+def test_a_run_names_the_one_that_it_ran_again_where_runs_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
+    store = Store(str(tmp_path))
+    past(store, "pretrain", *TINY)
+    assert run(["runs"]) == 0 and "again" not in capsys.readouterr().out
+    past(store, "pretrain", *TINY, run_id="20261129-070000-ffffff", rerun_of=PAST)
+    assert run(["runs", "--json"]) == 0
+    assert [row["rerun_of"] for row in json.loads(capsys.readouterr().out)] == ["", PAST]
+    assert run(["runs"]) == 0 and "again" in capsys.readouterr().out
+    assert run(["runs", "ffffff"]) == 0 and f"again    run {PAST}" in capsys.readouterr().out
