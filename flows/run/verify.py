@@ -14,7 +14,7 @@ from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.io.first_difference import first_difference
-from atelier.engine.io.storage import join, remove
+from atelier.engine.io.storage import is_local, join, local_path, remove
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.contexts import new_run_id, open_context
 from atelier.flows.run.parting import lines_of, parting
@@ -114,16 +114,33 @@ def _verified(
     context = replace(context, store=scratch, run_id=maker.id, flow=maker.flow, others={})
     try:
         work(node, context, {}, {})
+        rows = [_compared(node, key, found.get(key), store, scratch, notes) for key in node.products]
     except StoppedError:
         _clear(store, name, context)
         raise
     except AtelierError as error:
-        yield from (_row(node, key, FAILED, notes=[str(error), *notes]) for key in node.products)
-        return
-    rows = [_compared(node, key, found.get(key), store, scratch, notes) for key in node.products]
+        rows = [_row(node, key, FAILED, notes=[str(error), *notes]) for key in node.products]
     if all(row["state"] == EQUAL for row in rows):
         _clear(store, name, context)
-    yield from rows
+        yield from rows
+        return
+    moved = _set_aside(store, name, past)
+    for row in rows:
+        row["kept"] = row["kept"].replace(name, moved)
+        row["notes"] = [text.replace(name, moved) for text in row["notes"]]
+        yield row
+
+
+def _set_aside(store: Store, name: str, past: RunManifest) -> str:
+    """Move the scratch of a trial that has ended into that of the past run, and return its place there.
+    Garbage collection takes a folder of its own for a run that may be active. A remote store cannot move it.
+    """
+    if not is_local(store.root):
+        return name
+    folder = local_path(join(store.root, "scratch"))
+    (folder / past.id).mkdir(mode=0o700, exist_ok=True)
+    (folder / name).rename(folder / past.id / name)
+    return f"{past.id}/{name}"
 
 
 def _clear(store: Store, name: str, context: RunContext) -> None:

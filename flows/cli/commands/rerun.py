@@ -86,6 +86,9 @@ def _verify(found: Rerun, name: str, store: Store, *, is_json: bool) -> int:
     if name in found.changed:
         problem = f"it makes another thing now than in run {found.past.id}"
         raise ConfigError(f"{FROM} {name}", problem, "`atelier plan` shows what has changed")
+    if found.frozen.sites.names:
+        problem = "a run over several sites cannot be computed again at one"
+        raise ConfigError(f"{PLACE} --verify", problem, "verify a run at one site")
     found.frozen.check_runs()
     for pool in found.frozen.pools:
         check_launcher(pool, store.root)

@@ -17,6 +17,7 @@ from atelier.flows.run.contexts import open_context
 from atelier.flows.run.rerun import rerun
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node
+from atelier.infra.store.gc import Collector
 from atelier.infra.store.store import Store
 from tests.flows.run.past_runs import PAST, past
 
@@ -94,6 +95,7 @@ def test_a_task_whose_code_computes_something_else_is_found_with_file_and_place(
     assert any(text.startswith("tokenizer.json: key ") for text in row["differs"])
     assert any(text.startswith("summary vocab: ") and text.endswith("| 300") for text in row["differs"])
     assert list(Path(row["kept"]).rglob("tokenizer.json"))  # to look at
+    assert Collector(Store(str(root))).living == set()  # what is kept is no active run for gc
     assert files(root) == before
 
 
