@@ -112,7 +112,7 @@ def _verify(found: Rerun, name: str, store: Store, *, is_json: bool) -> int:
 def _show_row(row: VerifiedRow) -> None:
     digest = f" (sha256 {row['sha256'][:SHOWN]})" if row["sha256"] else ""
     print(printable(f"{row['state']:<8} {row['name']} {row['fingerprint'][:8]}{digest}", 0), flush=True)
-    for text in (*row["differs"], *row["notes"]):
+    for text in (line for one in (*row["differs"], *row["notes"]) for line in one.splitlines()):
         print(printable(f"{'':<8} {text}", 0), flush=True)
     if row["kept"]:
         print(printable(f"{'':<8} kept in {row['kept']}", 0), flush=True)
