@@ -116,6 +116,28 @@ TABLE = (
         options=(JSON, Option("--store", "the second is in this store [the same]", "FOLDER")),
     ),
     Command(
+        name="rerun",
+        about="run a past run again with changed settings: what they change is made, the rest reused; or"
+        " compute what it made again and compare",
+        example="atelier rerun 20261129-064500-1a2b3c --from score score.max_tokens=4096",
+        words=(
+            Word("run", "a run's id, or its first or last characters", "anything", required=True),
+            Word("overrides", "group=option and key=value, in place of the run's own", "override", many=True),
+        ),
+        options=(
+            Option(
+                "--from",
+                "refuse settings that change a task before this one; --verify: this task alone",
+                "TASK",
+            ),
+            Option("--verify", "compute finished tasks again into scratch and compare the files"),
+            Option("--dry-run", "only print what would be made, and why"),
+            Option("--accept-code", "continue trainings of other code with the present code"),
+            Option("--fresh", "restart the unfinished training of this task", "TASK", many=True),
+            Option("--json", "with --dry-run or --verify: print JSON instead of a table"),
+        ),
+    ),
+    Command(
         name="explain",
         about="say why a document is, or is not, in a curated corpus (also: atelier corpus explain)",
         example="atelier explain stdlib-prose --sample 20 --reason repetition",

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.local_url import absolute, is_path
@@ -89,6 +89,9 @@ def _command_words(command: Command, before: list[str], current: str) -> Iterato
             yield from (f"{path}/" if path.is_dir() else str(path) for path in Path().glob(f"{current}*"))
         elif flags[before[-1]].value == "RUN":
             yield from _runs()
+        elif flags[before[-1]].value == "TASK":
+            rows = [row for word in before for row in _manifest(word).get("tasks", ())]
+            yield from {str(row["name"]).removesuffix(f".{row.get('key')}") for row in rows}
         return
     yield from (*flags, "--help")
     plain = [
@@ -105,8 +108,10 @@ def _command_words(command: Command, before: list[str], current: str) -> Iterato
         yield from (*catalog.groups(), "flows")
     elif word.kind == "new":
         yield from WORDS
-    elif word.kind == "override" and plain[0] in catalog.flow_names():
-        yield from _override_words(plain[0], tuple(plain[1:]), current)
+    elif word.kind == "override":
+        flow = plain[0] if command.words[0].kind == "flow" else _manifest(plain[0]).get("flow")
+        if flow in catalog.flow_names():
+            yield from _override_words(flow, tuple(plain[1:]), current)
     elif word.kind in ("model", "anything"):
         yield from _models()
         yield from _runs() if word.kind == "anything" else ()
@@ -179,6 +184,15 @@ def _models() -> set[str]:
         except (OSError, ValueError, KeyError):
             continue
     return found
+
+
+def _manifest(run: str) -> dict[str, Any]:
+    """The manifest of a run in a local store, unchecked; empty if there is none."""
+    root = _root()
+    try:
+        return json.loads((root / "runs" / f"{Path(run).name}.json").read_bytes()) if root else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def _runs() -> set[str]:

@@ -13,6 +13,7 @@ from atelier.engine.config.device import AUTO
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.pool import Pool
 from atelier.flows.deployments.forms import form
+from atelier.flows.deployments.rerun_form import RERUN, RERUN_ABOUT, RERUN_FORM
 from atelier.flows.run.catalog import FlowShape, flow_names, flow_text
 from atelier.flows.run.pools import LIGHT_LIMIT, gangs_at_once, served_pools
 from atelier.infra.stack import prefect_api
@@ -68,6 +69,8 @@ def deploy() -> Done:
             text = f"{flow_text(flow)[0]}.\n\nThe same on the command line: `{example(flow)}`"
             deployed = Deployed(flow=flow, about=text, pool=LIGHT, form=cast(JsonObject, form(flow)))
             done.flows[flow] = put_deployment(client, deployed)
+        again = Deployed(flow=RERUN, about=RERUN_ABOUT, pool=LIGHT, form=cast(JsonObject, RERUN_FORM))
+        done.flows[RERUN] = put_deployment(client, again)
         put_zombie_automation(client)
     return done
 

@@ -1,5 +1,5 @@
-"""Entry points of Prefect's deployments: `atelier.flows.deployments.entry.<flow>` for every flow, and
-`atelier.flows.deployments.entry.work`.
+"""Entry points of Prefect's deployments: `atelier.flows.deployments.entry.<flow>` for every flow, and `rerun`
+and `work` of the same file.
 
 A worker imports this file from the code that it was started with. A run brings its own code, frozen when it
 was submitted. So no other module of the project may stay imported before that code is in place.
@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
 WORK_PARAMETERS = ("node", "run", "code", "gang")
+RERUN_PARAMETERS = ("run", "from_task", "overrides", "code")
 
 
 def __getattr__(name: str) -> prefect.Flow:
@@ -29,6 +30,8 @@ def _made(name: str) -> prefect.Flow:
     """The Prefect flow called `name`: the form's fields are its optional parameters."""
     if name == "work":
         return _flow("work", WORK_PARAMETERS, "atelier.flows.deployments.task_run")
+    if name == "rerun":
+        return _flow(name, RERUN_PARAMETERS, "atelier.flows.deployments.rerun_form")
     from atelier.flows.deployments.forms import (
         parameter_names,  # from the installed code, which made the deployment
     )

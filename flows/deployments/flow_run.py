@@ -45,13 +45,21 @@ LONGEST = 2000  # characters of an error, which may quote the user's input
 
 def run(flow: str, parameters: JsonObject) -> State:
     """Run `flow` with a filled form. Returns the final state of its Prefect run."""
+    sweep, _, number = str(parameters.get("sweep") or "").partition("/")
+
+    def asked(store: Store) -> RunConfig:
+        frozen = frozen_of(flow, parameters)
+        return in_sweep(frozen, Ledger(store, sweep).entry(int(number))) if sweep else frozen
+
+    return carried_out(asked, str(parameters.get("code") or ""), sweep)
+
+
+def carried_out(asked: Callable[[Store], RunConfig], code: str, sweep: str = "") -> State:
+    """Plan and run what was `asked` for, with the frozen code of that digest. Returns the final state."""
     log = get_run_logger()
     try:
         store = Store(default_root())
-        sweep, _, number = str(parameters.get("sweep") or "").partition("/")
-        frozen = frozen_of(flow, parameters)
-        if sweep:
-            frozen = in_sweep(frozen, Ledger(store, sweep).entry(int(number)))
+        frozen = asked(store)
         plan = make_plan(frozen, store)
         plan.check()
     except AtelierError as error:
@@ -61,9 +69,9 @@ def run(flow: str, parameters: JsonObject) -> State:
     if is_generated(str(flow_run.name or "")):
         with suppress(Exception), get_client(sync_client=True) as client:  # the name is only for display
             client.set_flow_run_name(UUID(str(flow_run.id)), frozen.title(run_id_of()))
-    command = shlex.join(["atelier", flow, *frozen.overrides])
+    command = shlex.join(["atelier", frozen.flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
-    outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""), sweep)
+    outcome = _run(frozen, plan, store, command, code, sweep)
     for text in outcome.untracked:
         log.warning("%s", text)
     return _state(outcome)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from prefect.client.schemas.objects import FlowRun
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.live import left_s, read_live
 from atelier.flows.deployments.overview_page import amount_text, time_text
+from atelier.flows.deployments.rerun_form import RERUN
 from atelier.flows.run.compose import RunConfig, run_of
 from atelier.flows.run.overrides import check_overrides
 from atelier.infra.code.frozen import freeze
@@ -28,8 +30,12 @@ def submit(frozen: RunConfig, store: Store, say: Callable[[str], None]) -> str:
 
     Raises ConfigError when no server answers, the pool is unknown or no worker serves it.
     """
-    parameters = {"overrides": list(frozen.overrides), "code": ready(frozen, store)}
-    run_id = prefect_api.submit(f"{frozen.flow}/{DEPLOYMENT}", parameters)
+    parameters: dict[str, Json] = {"overrides": list(frozen.overrides), "code": ready(frozen, store)}
+    deployed = frozen.flow
+    if frozen.rerun is not None:  # the server's run names the past one, and composes the same
+        deployed, about = RERUN, frozen.rerun
+        parameters |= {"run": about.run, "from_task": about.from_task, "overrides": list(about.words)}
+    run_id = prefect_api.submit(f"{deployed}/{DEPLOYMENT}", parameters)
     say(f"submitted: {prefect_api.page(run_id)}")
     return run_id
 

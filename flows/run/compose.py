@@ -55,6 +55,17 @@ BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
 @dataclass(frozen=True)
+class RerunRequest:
+    """A request to run the past run `run` again with `words` in place of its own. `from_task`: the task
+    before which they may change nothing, '' = any.
+    """
+
+    run: str
+    words: tuple[str, ...] = ()
+    from_task: str = ""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A flow's final configuration: `document` is plain JSON, `arguments` the validated specs."""
 
@@ -70,6 +81,7 @@ class RunConfig:
     sites: Sites = field(default_factory=Sites)
     here: SiteHere | None = None  # this site
     ordered: frozenset[str] | None = None  # tasks that another site ordered
+    rerun: RerunRequest | None = None  # as which it was asked for
 
     def call(self) -> dict[str, Given]:
         """Keyword arguments of the flow's body."""

@@ -76,6 +76,8 @@ def run_flow(
     run_id = run_id or new_run_id()
     outcome = RunOutcome(run_id=run_id, nodes=plan.nodes)
     context = open_context(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
+    if frozen.rerun is not None:
+        context.links["rerun_of"] = frozen.rerun.run
     manifest = _beginning(frozen, plan, command, run_id, sweep)
     write_manifest(store, manifest)
     if make is make_here:
@@ -141,6 +143,7 @@ def _beginning(frozen: RunConfig, plan: Plan, command: str, run_id: str, sweep: 
         command=command,
         overrides=frozen.overrides,
         sweep=sweep,
+        rerun_of=frozen.rerun.run if frozen.rerun else "",
         config=frozen.document,
         started=time.time(),
         status="running",

@@ -7,7 +7,7 @@ from atelier.engine.config.base import Json, flatten
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import KINDS, Record
 from atelier.infra.report.lineage import Index
-from atelier.infra.store.run_manifest import Row, RunManifest, manifests
+from atelier.infra.store.run_manifest import Row, RunManifest, called, manifests
 from atelier.infra.store.store import Store
 
 TRAINED_IN = ("trajectory", "trunk")  # parents whose keys count as the model's own
@@ -53,19 +53,11 @@ class Sides:
         self.store, self.index, self.runs = store, Index(store), manifests(store)
         self.rows = {row.fingerprint: row for run in self.runs for row in run.tasks}
 
-    def run(self, word: str) -> RunManifest | None:
-        """The run with this id, or whose id begins or ends with `word`. Raises ConfigError for several."""
-        near = [one for one in self.runs if word in (one.id[: len(word)], one.id[-len(word) :])]
-        found = [one for one in near if one.id == word] or near
-        if len(found) > 1:
-            raise ConfigError("diff", f"{len(found)} runs have the id {word}", "give more characters")
-        return found[0] if found else None
-
     def side(self, word: str) -> Side:
         """The run or artifact called `word`. Raises AtelierError if there is none, ConfigError for several
         runs.
         """
-        run = self.run(word) if len(word) >= 4 else None
+        run = called(self.runs, word, "diff") if len(word) >= 4 else None
         if run is not None:
             if run.id != word and any(fp.startswith(word) for fp in self.index.records):
                 raise ConfigError("diff", f"{word} begins a run's id and a fingerprint", "give more digits")

@@ -38,7 +38,7 @@ class Index:
         self.store = store
         self.records = {record.fingerprint: record for record in store.records()}
         self.trajectory_records: dict[str, Record] = {}
-        for short in names(join(store.root, "trajectory")):
+        for short in store.shorts("trajectory"):
             trajectory_record = find_trajectory(store, short)
             if trajectory_record is not None:
                 self.trajectory_records[trajectory_record.fingerprint] = trajectory_record

@@ -53,6 +53,7 @@ class RunRow(TypedDict):
     reused: list[str]
     failed: list[str]
     sweep: str
+    rerun_of: str  # id of the run that it ran again, '' = none
     command: str
     links: dict[str, str]
 
@@ -111,6 +112,7 @@ def run_row(manifest: RunManifest) -> RunRow:
         "reused": [name for name, state in states.items() if state == "reused"],
         "failed": [name for name, state in states.items() if state == "failed"],
         "sweep": manifest.sweep,
+        "rerun_of": manifest.rerun_of,
         "command": manifest.command,
         "links": manifest.links,
     }

@@ -44,6 +44,10 @@ class Store:
         """URL of a new folder for the files of one attempt at an artifact."""
         return join(self.address(kind, fingerprint), f"payload-{uuid.uuid4().hex[:8]}")
 
+    def shorts(self, kind: str) -> list[str]:
+        """The first digits of the fingerprints of a kind that have an address, finished or not."""
+        return names(join(self.root, kind))
+
     def find(self, kind: str, fingerprint: str) -> Record | None:
         """The record of a finished artifact, or None. Completes a publication that was interrupted between
         log and copy. Raises DamageError when the record cannot be read or is another artifact's.
@@ -121,7 +125,7 @@ class Store:
         """Damage of the records that `records` leaves out, as text."""
         found = []
         for kind in KINDS:
-            for short in names(join(self.root, kind)):
+            for short in self.shorts(kind):
                 try:
                     self.find(kind, short)
                 except DamageError as damage:
@@ -131,7 +135,7 @@ class Store:
     def records(self, kind: str | None = None) -> Iterator[Record]:
         """All finished artifacts of a kind (or of all kinds) without those whose record is damaged."""
         for one in (kind,) if kind else KINDS:
-            for short in names(join(self.root, one)):
+            for short in self.shorts(one):
                 try:
                     record = self.find(one, short)
                 except DamageError:

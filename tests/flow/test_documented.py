@@ -52,6 +52,7 @@ ELSEWHERE = {
     "ATELIER_ROOT=~/[ab] atelier distill .*train.link": (SITE, "tests/flow/test_roles_apart.py"),
     r"atelier titan .*\+language=chinese": ("text in Chinese", "tests/flow/test_titan.py"),
     "atelier watch": ("goes on as long as a training", "tests/faults/test_watch.py"),
+    "atelier rerun <run>": ("the id of a run", "tests/flow/test_rerun.py"),
     "atelier audit": ("ends with 3 where a question was read", "tests/flow/test_audit.py"),
     "atelier site": (SITE, "tests/infra/sites/test_agent.py"),
     "docker-compose --profile gpu": ("docker with GPUs", ""),

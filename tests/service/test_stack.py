@@ -162,3 +162,38 @@ def test_a_run_that_is_stopped_while_its_process_starts_is_cancelled_in_seconds(
     assert command.returncode == 1 and "cancelled" in out, out
     ended = [run for run in served.api("POST", "/flow_runs/filter", {}) if run["id"] not in known]
     assert {run["state_name"] for run in ended} == {"Cancelled"}
+
+
+def test_a_past_run_is_run_again_from_the_page_and_from_the_command_line_on_the_pool(served: Served) -> None:
+    done = served.atelier("pretrain", "experiment=tiny", "train.seed=31", "pool=local")
+    assert done.returncode == 0, done.stdout + done.stderr
+    past = newest_run(served)
+    run = served.submit("rerun", run=past["id"], from_task="score", overrides=["score.max_tokens=300"])
+    state = served.wait_final(run)
+    assert state["type"] == "COMPLETED", state
+    new = newest_run(served)
+    assert new["rerun_of"] == past["id"] and new["links"]["flow_run"] == run
+    made = {name for name, state in new["states"].items() if state == "done"}
+    assert made == {"score", "report"}
+    about = served.api("GET", f"/flow_runs/{run}")
+    assert about["name"].endswith(new["id"]) and about["parameters"]["run"] == past["id"]
+
+    done = served.atelier("rerun", past["id"], "score.max_tokens=301")
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = newest_run(served)
+    assert again["rerun_of"] == past["id"] and "score.max_tokens=301" in again["overrides"]
+    found = served.api("GET", f"/flow_runs/{again['links']['flow_run']}")
+    assert found["parameters"]["run"] == past["id"]
+
+    wrong = served.wait_final(
+        served.submit("rerun", run=past["id"], from_task="score", overrides=["train.seed=3"])
+    )
+    assert (
+        wrong["type"] == "FAILED" and "train.seed=3 changes train, which is before score" in wrong["message"]
+    )
+
+
+def newest_run(served: Served) -> dict[str, Any]:
+    """The manifest of the run that began last."""
+    found = [json.loads(place.read_text()) for place in (served.root / "runs").glob("*.json")]
+    return max(found, key=lambda one: one["started"])

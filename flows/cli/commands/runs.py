@@ -10,7 +10,7 @@ from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import duration, print_table
 from atelier.infra.report.listing import RunRow, run_row, run_rows
 from atelier.infra.report.run_detail import ScoredModel, run_detail
-from atelier.infra.store.run_manifest import manifests
+from atelier.infra.store.run_manifest import called, manifests
 from atelier.infra.store.store import Store
 
 LAST = 20
@@ -32,9 +32,12 @@ def run(options: Namespace) -> int:
     if not found:
         print(f"no run in {store.root} yet; `atelier titan experiment=tiny` is a first one")
         return 0
+    columns = ("when", "run", "flow", "status", "took", "made", "reused", "again", "command")
+    has_again = any(one["rerun_of"] for one in found)
+    kept = [number for number, name in enumerate(columns) if has_again or name != "again"]
     print_table(
-        ("when", "run", "flow", "status", "took", "made", "reused", "command"),
-        [_cells(one) for one in found],
+        tuple(columns[number] for number in kept),
+        [tuple(_cells(one)[number] for number in kept) for one in found],
         right=("reused", "took"),
         flexible="made",
     )
@@ -43,18 +46,17 @@ def run(options: Namespace) -> int:
 
 def _show_one(store: Store, given: str, *, is_json: bool) -> int:
     """Print one run. Raises ConfigError if not exactly one run has this id."""
-    there = [one for one in manifests(store) if one.id.startswith(given) or one.id.endswith(given)]
-    exact = [one for one in there if one.id == given]
-    if len(exact or there) != 1:
-        problem = f"{len(there)} runs have this id" if there else f"no run {given}"
-        raise ConfigError("runs", problem, "`atelier runs --all` lists them")
-    (manifest,) = exact or there
+    manifest = called(manifests(store), given, "runs")
+    if manifest is None:
+        raise ConfigError("runs", f"no run {given}", "`atelier runs --all` lists them")
     row, detail = run_row(manifest), run_detail(store, manifest)
     if is_json:
         print(json.dumps({**row, **detail}, indent=1))
         return 0
     print(printable(f"{row['id']}  {row['status']}", 0))
     print(printable(row["command"], 0))
+    if row["rerun_of"]:
+        print(printable(f"again    run {row['rerun_of']}", 0))
     if detail["models"]:
         scores = ("bits/byte", "loss (documents)", "loss vs control", "accuracy")
         rows = [_scored(one) for one in detail["models"]]
@@ -91,5 +93,6 @@ def _cells(one: RunRow) -> tuple[str, ...]:
         took,
         words or "-",
         str(len(one["reused"])),
+        one["rerun_of"],
         one["command"],
     )

@@ -13,6 +13,7 @@ from atelier.flows.cli.main import run
 from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
+from tests.flows.run.past_runs import PAST, TINY, past
 from tests.infra.records import Shelf
 
 
@@ -98,3 +99,13 @@ def test_a_script_is_offered_for_bash_and_zsh_only(capsys: pytest.CaptureFixture
     assert run(["--completion", "zsh"]) == 0
     assert "compdef _atelier atelier" in capsys.readouterr().out
     assert run(["--completion", "fish"]) == 2
+
+
+def test_of_a_past_run_the_tasks_and_the_keys_of_its_flow_are_offered(root: Path) -> None:
+    past(Store(str(root)), "pretrain", *TINY)
+    assert f"{PAST} " in candidates("atelier rerun 2026")
+    assert candidates(f"atelier rerun {PAST} --from sc") == ["score "]
+    assert candidates(f"atelier rerun {PAST} score.max_t") == ["score.max_tokens="]
+    assert (
+        candidates("atelier rerun 20270101 score.max_t") == candidates("atelier rerun ../x --from sc") == []
+    )
