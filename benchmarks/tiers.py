@@ -69,12 +69,13 @@ def worker(chosen: dict[str, Any]) -> None:
     from model_memory import peak_mb
 
     from atelier.engine.extensions.offload import weights
-    from atelier.engine.extensions.offload.experts import TieredExperts, put_on_disk
+    from atelier.engine.extensions.offload.experts import TieredExperts
     from atelier.engine.loop.stop import StopRequest
     from atelier.engine.parallel.gang import start_gang
     from atelier.engine.train import train as train_run
 
     made: list[TieredExperts] = []
+    put_on_disk = weights.put_on_disk
 
     def seen(*given: Any) -> TieredExperts:
         made.append(put_on_disk(*given))

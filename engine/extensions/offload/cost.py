@@ -57,6 +57,14 @@ def rooms_for(units: int, slots: int) -> Rooms | None:
     return Rooms(few + weights, few + gradients, few + moments)
 
 
+def rooms_on_device(units: int, slots: int) -> Rooms:
+    """Buffers on a device for `slots` experts, with memory for `units` times an expert's weights: a few of
+    each kind in any case, then weights. Gradients and moments pass through.
+    """
+    few = min(AHEAD + 1, slots)
+    return Rooms(min(slots, few + max(0, units - PARTS * few)), few, few)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TierCost(OffDevice):
     """For the rank with most experts: bytes on disk, bytes that a step reads and writes, and their seconds.

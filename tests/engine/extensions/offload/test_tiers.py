@@ -14,7 +14,7 @@ from atelier.engine.config.sections import frozen_limit, value_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
 from atelier.engine.extensions.offload.cost import capacity, capacity_of, off_device, rooms_for
-from atelier.engine.extensions.offload.experts import _policy
+from atelier.engine.extensions.offload.weights import _policy
 
 SPEC = GPT(num_layers=4, hidden=64, num_heads=2, vocab=64, num_experts=8, experts=Experts(ffn=32))
 TRAIN = Train(steps=1, global_batch=8, sequence=64, micro_batch=4)

@@ -22,6 +22,12 @@ class Tiers(Section):
         description="memory for expert states and gradients, GB per role (and stage) of a rank; 0 = as"
         " much as needed",
     )
+    device_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="memory of a GPU for experts that compute, GB per role (and stage) of a rank; 0 = the"
+        " least. On CPUs experts compute in host memory, and with a value in a copy as on a GPU, for trials",
+    )
     frozen_gb: float = Field(
         default=0.0,
         ge=0,
