@@ -100,7 +100,7 @@ def worker(chosen: dict[str, Any]) -> None:
         found |= {
             "read": sum(file.bytes_read for file in files),
             "written": sum(file.bytes_written for file in files),
-            "busy_s": tier.weights.worker.busy_s,
+            "busy_s": tier.worker.busy_s,
         }
     print(json.dumps(found), flush=True)
     os._exit(0)

@@ -49,11 +49,12 @@ class Memory(CostTerms):
 @dataclass(frozen=True, kw_only=True)
 class OffDevice:
     """Cost of weights that an extension keeps off the device: their number on the fullest rank, and bytes of
-    memory for them. An extension's cost.py may define `off_device`, which returns it.
+    the device's memory held for them (of a CPU the host's). An extension's cost.py may define `off_device`,
+    which returns it.
     """
 
     params: float
-    host: float
+    held: float
 
     def exposed(self, compute_s: float) -> float:
         """Seconds of a step that are not hidden behind `compute_s` of computation."""
@@ -144,7 +145,7 @@ class _Rank:
             "copies": self._copies(),
             "buffers": buffers + self._mask() + self.extra,
             "checkpoint": states if self.costs.copies_states and self.is_saved else 0.0,
-            "tier": self.tier.host if self.tier else 0.0,
+            "tier": self.tier.held if self.tier else 0.0,
         }
         asked = sum(always.values()) + sum(fullest.values())
         holes = self.costs.holes * whole + self.costs.holes_logits * logits

@@ -4,7 +4,7 @@ own, pinned memory). Only this file uses streams, events and pinned memory of GP
 
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ class StreamCopies:
     def on_host(self, numbers: int, dtype: torch.dtype) -> Tensor:
         """Plain memory, which is then pinned: torch's own pinned memory is rounded up to a power of two."""
         found = torch.empty(max(1, numbers), dtype=dtype)
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(found.data_ptr(), found.nbytes, 0))
+        torch.cuda.check_error(_cudart().cudaHostRegister(found.data_ptr(), found.nbytes, 0))
         weakref.finalize(self, _unpin, found, list(self._streams.values()))
         return found
 
@@ -117,4 +117,9 @@ class StreamCopies:
 def _unpin(memory: Tensor, streams: Sequence[torch.cuda.Stream]) -> None:
     for stream in streams:
         stream.synchronize()
-    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+    _cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def _cudart() -> Any:
+    """CUDA's own functions, of which torch gives no types."""
+    return torch.cuda.cudart()

@@ -25,8 +25,8 @@ class Tiers(Section):
     device_gb: float = Field(
         default=0.0,
         ge=0,
-        description="memory of a GPU for experts that compute, GB per role (and stage) of a rank; 0 = the"
-        " least. On CPUs experts compute in host memory, and with a value in a copy as on a GPU, for trials",
+        description="GPU memory for experts that compute, GB per role (and stage) of a rank, at least a few"
+        " experts; on CPUs, which compute in host memory, a value tries the copies of GPUs",
     )
     frozen_gb: float = Field(
         default=0.0,
