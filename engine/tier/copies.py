@@ -55,7 +55,7 @@ def copies_to(device: torch.device, *, always: bool = False) -> Copies | None:
     return CopiesAtOnce() if always else None
 
 
-class Done:
+class PastEvent:
     """An event in the past."""
 
     def wait(self) -> None: ...
@@ -75,11 +75,11 @@ class CopiesAtOnce:
     on_device = on_host
 
     def record(self) -> Event:
-        return Done()
+        return PastEvent()
 
     def start(self, into: Tensor, source: Tensor, after: Sequence[Event], *, is_back: bool) -> Event:
         into.copy_(source)
-        return Done()
+        return PastEvent()
 
 
 class StreamCopies:

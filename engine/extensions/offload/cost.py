@@ -66,7 +66,7 @@ def rooms_on_device(units: int, slots: int) -> Rooms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
+class TransferTime:
     """Seconds of a step in which data move. `first_s`: of these in the first forward pass, which includes the
     last optimiser step.
     """
@@ -88,8 +88,8 @@ class TierCost(OffDevice):
     written: float
     copied: float
     copied_back: float
-    by_disk: Transfer
-    by_link: Transfer
+    by_disk: TransferTime
+    by_link: TransferTime
     first: float  # the first forward pass's share of a step's computing
 
     @property
@@ -146,11 +146,11 @@ def off_device(
         written=written,
         copied=copied,
         copied_back=back,
-        by_disk=Transfer(
+        by_disk=TransferTime(
             seconds=(read + written) / disk,
             first_s=(2 * weights + gradients + 2 * MOMENTS * moments) / disk,
         ),
-        by_link=Transfer(seconds=max(copied, back) / link, first_s=max(first_in, first_back) / link),
+        by_link=TransferTime(seconds=max(copied, back) / link, first_s=max(first_in, first_back) / link),
         first=1 / (3 * num_micro),
     )
 
