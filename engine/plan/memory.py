@@ -19,7 +19,7 @@ from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import CostTerms
 from atelier.engine.plan.model_shape import ModelShape
-from atelier.engine.plan.roofline import HALF, Machine
+from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
 
 KEPT_KEYS = 4  # bytes of keys and values per hidden element and piece of queries
@@ -198,7 +198,7 @@ class _Rank:
 
     def _mask(self) -> float:
         """The attention mask, shared by all blocks, if the model needs one or scores are in memory."""
-        is_packed = self.model_shape.is_packed and self.machine.width == HALF
+        is_packed = self.machine.is_packed(self.model_shape)
         has_mask = not is_packed if self.costs.is_fused else self.costs.queries
         return self.machine.width * self.tokens * self.model_shape.sequence if has_mask else 0.0
 
