@@ -5,7 +5,7 @@ requested units and write back changed ones while others compute.
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Protocol
@@ -81,6 +81,10 @@ class UnitBuffers(ABC):
     @abstractmethod
     def give(self, unit: int, *, changed: bool = False) -> None:
         """End a use that `take` began."""
+
+    @abstractmethod
+    def expect(self, units: Collection[int]) -> None:
+        """Of the requested units only these will be taken: the others may leave a device."""
 
     @abstractmethod
     def ask_no_more(self) -> None:
@@ -228,6 +232,9 @@ class Buffers(UnitBuffers):
             leaves = self.policy.victim(there)
             if leaves in self._changed:
                 self._write_back(leaves)
+
+    def expect(self, units: Collection[int]) -> None:
+        """Without effect: others leave when there is no other room."""
 
     def ask_no_more(self) -> None:
         for unit in self._awaited - self._used.keys():

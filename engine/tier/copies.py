@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from atelier.engine.config.error import AtelierError
+
 
 class Event(Protocol):
     """A point in the work given to a device, as torch.cuda.Event."""
@@ -92,7 +94,11 @@ class StreamCopies:
     def on_host(self, numbers: int, dtype: torch.dtype) -> Tensor:
         """Plain memory, which is then pinned: torch's own pinned memory is rounded up to a power of two."""
         found = torch.empty(max(1, numbers), dtype=dtype)
-        torch.cuda.check_error(_cudart().cudaHostRegister(found.data_ptr(), found.nbytes, 0))
+        try:
+            torch.cuda.check_error(_cudart().cudaHostRegister(found.data_ptr(), found.nbytes, 0))
+        except RuntimeError as error:  # too much, or not allowed here
+            problem = f"{found.nbytes / 1e9:.3g} GB of host memory cannot be pinned: {error}"
+            raise AtelierError(problem, "use less parallel.tiers.host_gb, or another machine") from error
         weakref.finalize(self, _unpin, found, list(self._streams.values()))
         return found
 

@@ -2,7 +2,7 @@
 copied back when they have changed, both beside computation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from torch import Tensor
@@ -106,6 +106,10 @@ class DeviceBuffers(UnitBuffers):
             self._copy_back(unit, row)
         self._release()
         self._advance()
+
+    def expect(self, units: Collection[int]) -> None:
+        self._awaited.intersection_update(units)
+        self._wanted = [unit for unit in self._wanted if unit in self._awaited]
 
     def ask_no_more(self) -> None:
         self._wanted.clear()

@@ -144,8 +144,11 @@ class TieredExperts:
         """`ExpertWeights.compute` of the mixture whose experts start at slot `first`."""
         met = [first + expert for expert, count in enumerate(counts_X) if count]
         self._before[first] = sorted(met, key=lambda slot: (-counts_X[slot - first], slot))
+        is_again = torch._C._current_graph_task_id() >= 0  # recomputation in the backward pass
+        for buffers in () if is_again else (self.weights, self.gradients, self.moments):
+            buffers.expect(met)  # other guesses were wrong
         y_PD = _TieredMLP.apply(x_PD.to(dtype_of(x_PD)), counts_X, _Mixture(self, first, met))
-        if torch._C._current_graph_task_id() >= 0:  # recomputation in the backward pass
+        if is_again:
             return y_PD
         if torch.is_grad_enabled():
             self._trail += met

@@ -131,6 +131,22 @@ def test_a_unit_is_copied_once_while_it_has_a_buffer_and_guesses_come_before_the
     assert 2 in buffers._place and late.num >= 3
 
 
+def test_wrong_guesses_make_room_for_others_once_it_is_known_what_is_needed() -> None:
+    buffers = buffers_of(Kept(), 4, 2, LateCopies())
+    assert buffers.ask_all([0, 1]) == 2
+    buffers.finish()
+    buffers.ask(1)
+    assert set(buffers._place) == {0, 1}
+    buffers.ask(2)
+    buffers.host.finish()
+    assert not buffers._place.keys() & {2}  # no guess takes the place of another
+    buffers.expect([1, 2])
+    buffers.ask(2)
+    buffers.host.finish()
+    buffers.ask(2)
+    assert set(buffers._place) == {1, 2}
+
+
 def test_a_cpu_needs_no_copies() -> None:
     assert copies_to(torch.device("cpu")) is None
     assert isinstance(copies_to(torch.device("cpu"), always=True), CopiesAtOnce)

@@ -91,13 +91,11 @@ def test_a_wait_left_out_changes_the_bits_of_a_training(
     if fault == "computation":
         monkeypatch.setattr(Late, "wait", lambda self: None)
     if fault == "reservation":
-        give = TieredExperts._buffers  # every buffer of the host is given away at once
 
-        def hasty(self: DeviceBuffers) -> None:
+        def hasty(self: DeviceBuffers) -> None:  # every buffer of the host is given away at once
             _, unit, is_back = self._under_way.pop(0)
             self.host.give(unit, changed=is_back)
 
-        assert give
         monkeypatch.setattr(DeviceBuffers, "_release_first", hasty)
         monkeypatch.setattr(Late, "query", lambda self: True)
     setup = TrainingSetup(tmp_path)
