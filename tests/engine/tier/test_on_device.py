@@ -131,6 +131,31 @@ def test_a_unit_is_copied_once_while_it_has_a_buffer_and_guesses_come_before_the
     assert 2 in buffers._place and late.num >= 3
 
 
+def test_a_unit_that_comes_again_waits_for_its_own_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new unit took its buffer, for which computation waits, but no copy to the device."""
+    started: list[Event] = []
+    start = LateCopies.start
+
+    def noted(
+        self: LateCopies, into: Tensor, source: Tensor, after: Sequence[Event], *, is_back: bool
+    ) -> Event:
+        started.append(start(self, into, source, after, is_back=is_back))
+        return started[-1]
+
+    monkeypatch.setattr(LateCopies, "start", noted)
+    monkeypatch.setattr(Late, "wait", lambda self: None)  # computation waits, and has not come so far
+    buffers = buffers_of(Kept(), 4, 2, LateCopies())
+    with buffers.held(0, changes=True):
+        pass
+    way_back = started[-1]
+    for unit in (1, 2):
+        with buffers.held(unit, is_new=True):
+            pass
+    buffers.take(0)
+    again = started[-1]
+    assert isinstance(again, Late) and not again.is_back and way_back in again.after
+
+
 def test_wrong_guesses_make_room_for_others_once_it_is_known_what_is_needed() -> None:
     buffers = buffers_of(Kept(), 4, 2, LateCopies())
     assert buffers.ask_all([0, 1]) == 2
