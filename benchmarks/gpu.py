@@ -9,12 +9,15 @@ repeat      whether equal runs and resumed runs have equal bits, with and withou
 students    a teacher with two students beside the teacher alone: seconds of a step, and FLOPs
 experts     one layer with 8, 64, 256 experts, its two ways beside a loop over experts
 checkpoint  how long steps stand still for a checkpoint
+tiers       a mixture with experts' states in host memory and on disk beside all of them on the GPU: bits,
+            seconds of a step and memory beside the plan; and its passes, streamed from files
 
 `--device cpu --tiny` tries a part on CPUs. Only the engine's own libraries are used. `atelier plan pretrain
 --calibrate` fits the plan to the GPUs; speed shows how far the plan is from what was measured without that.
 """
 
 import argparse
+import hashlib
 import json
 import shutil
 import statistics
@@ -32,6 +35,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 import moe
 import torch
+from gpu_tiers import MIXTURES, passes
 from machine import keep, use_own_code
 
 from atelier.engine.config.device import DEVICES, is_device
@@ -40,6 +44,8 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
+from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
+from atelier.engine.extensions.offload.cost import state_bytes
 from atelier.engine.model.moe import MoE
 from atelier.engine.parallel.compute import Precision, arithmetic
 from atelier.engine.plan.estimate import estimate
@@ -276,8 +282,48 @@ def checkpoint(asked: Asked) -> dict[str, Any]:
     }
 
 
+def tiers(asked: Asked) -> dict[str, Any]:
+    """The same training with states on the GPU, in host memory (without and with room for all weights on the
+    GPU), and half of them on disk. No blocks are compiled, and experts' products are a loop everywhere.
+    """
+    is_cpu = asked.device.type == "cpu"
+    model, batch = MIXTURES[is_cpu]
+    slots = len(model.mixtures) * model.num_experts
+    states_gb = slots * state_bytes(model, 1) / 1e9
+    least = 1e-9 if is_cpu else 0.0  # a value tries the copies on CPUs
+    cases: dict[str, dict[str, Any]] = {
+        "GPU": {},
+        "host": {"tiers": Tiers(experts="disk", device_gb=least)},
+        "host, weights on the GPU too": {"tiers": Tiers(experts="disk", device_gb=states_gb)},
+        "half on disk": {"tiers": Tiers(experts="disk", host_gb=states_gb / 2, device_gb=least)},
+    }
+    how, found = how_of(asked, batch, min(asked.steps, 12)), {}
+    weights: dict[str, bytes] = {}
+    for case, more in cases.items():
+        layout = asked.layout(compile="none", expert_products="loop", **more)
+        made = setup(asked.folder / case, model.tokens)
+        timings = trained(made, {"mixture": role(shape=model)}, how, layout)
+        weights[case] = hashlib.sha256(made.weights("mixture")).digest()
+        found[case] = {
+            "step_ms": round(1e3 * usual(timings), 2),
+            "memory_gb": round(max(timing["memory_gb"] for timing in timings), 2),
+            "bits of GPU": weights[case] == weights["GPU"],
+        }
+        if (pool := pool_of(asked)) is not None:
+            planned = estimate(role(shape=model), how, layout, pool, model.tokens)
+            found[case] |= {
+                "planned step_ms": round(1e3 * planned.step_s, 2),
+                "planned memory_gb": round(planned.memory_gb, 2),
+            }
+        if case == "GPU":
+            streamed = passes(made.as_input("mixture"), asked.folder / "passes", batch, asked.device)
+        shutil.rmtree(asked.folder / case)
+    return {"states_gb": round(states_gb, 3), "trainings": found, "passes": streamed}
+
+
 PARTS: dict[str, Callable[[Asked], dict[str, Any]]] = {
-    "speed": speed, "repeat": repeat, "students": students, "experts": experts, "checkpoint": checkpoint
+    "speed": speed, "repeat": repeat, "students": students, "experts": experts, "checkpoint": checkpoint,
+    "tiers": tiers,
 }  # fmt: skip
 
 

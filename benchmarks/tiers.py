@@ -69,12 +69,13 @@ def worker(chosen: dict[str, Any]) -> None:
     from model_memory import peak_mb
 
     from atelier.engine.extensions.offload import weights
-    from atelier.engine.extensions.offload.experts import TieredExperts, put_on_disk
+    from atelier.engine.extensions.offload.experts import TieredExperts
     from atelier.engine.loop.stop import StopRequest
     from atelier.engine.parallel.gang import start_gang
     from atelier.engine.train import train as train_run
 
     made: list[TieredExperts] = []
+    put_on_disk = weights.put_on_disk
 
     def seen(*given: Any) -> TieredExperts:
         made.append(put_on_disk(*given))
@@ -99,7 +100,7 @@ def worker(chosen: dict[str, Any]) -> None:
         found |= {
             "read": sum(file.bytes_read for file in files),
             "written": sum(file.bytes_written for file in files),
-            "busy_s": tier.weights.worker.busy_s,
+            "busy_s": tier.worker.busy_s,
         }
     print(json.dumps(found), flush=True)
     os._exit(0)

@@ -14,7 +14,7 @@ MISSING = ("prefect", "mlflow", "hydra", "omegaconf", "pytest", "sqlalchemy", "h
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["speed", "repeat", "students", "experts", "checkpoint"])
+@pytest.mark.parametrize("part", ["speed", "repeat", "students", "experts", "checkpoint", "tiers"])
 def test_a_part_runs_without_the_control_plane(part: str, tmp_path: Path) -> None:
     for name in MISSING:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not here')\n")
@@ -27,6 +27,10 @@ def test_a_part_runs_without_the_control_plane(part: str, tmp_path: Path) -> Non
     assert numbers["device"] == "cpu"
     if part == "repeat":
         assert all(each["equal again"] and each["equal resumed"] for each in numbers["tiny"].values())
+    if part == "tiers":
+        assert all(each["bits of GPU"] for each in numbers["trainings"].values())
+        assert all(each["bits of resident"] for each in numbers["passes"].values())
+        assert numbers["passes"]["streamed"]["read_gb a pass"] > 0
 
 
 def test_without_a_gpu_it_says_how_to_try_a_part() -> None:

@@ -20,7 +20,8 @@ class Device:
     54 days). `launch_us`: time from one kernel to the next. `latency_us`: start of a collective. `disk_gbps`:
     rate of one rank to or from a disk. `host_gbps`: host memory to accelerator. `crowded`: share of its speed
     that a core keeps when other cores compute. `threaded`: share of that speed left when these cores are
-    threads of one rank, which wait for each other.
+    threads of one rank, which wait for each other. `reads_ends`: has attention without masks of documents
+    (engine/model/packed.py).
     """
 
     peak_tflops: float
@@ -39,6 +40,7 @@ class Device:
     crowded: float = 1
     threaded: float = 1
     stack: str = "atelier"
+    reads_ends: bool = True
 
 
 DEVICES = {
@@ -63,11 +65,11 @@ DEVICES = {
     # one of a module's two dies, as Frontier counts
     "mi250x": Device(
         peak_tflops=191.5, memory_gb=64, memory_gbps=1638, node_gbps=50, network_gbps=100, per_node=8,
-        host_gbps=36
+        host_gbps=36, reads_ends=False,
     ),
     "v100": Device(
         peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8,
-        host_gbps=16, precisions=(),
+        host_gbps=16, precisions=(), reads_ends=False,
     ),
     # one core with its share of the memory bandwidth; memory and bandwidth between processes are of the host
     CPU: Device(

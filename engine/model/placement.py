@@ -86,9 +86,11 @@ def together(tensor: Tensor) -> Tensor:
 
 
 def as_placed(part: Tensor, weight: Tensor) -> Tensor:
-    """`part`, this rank's shard, as a tensor in the placement of `weight`."""
+    """`part`, this rank's shard, as a tensor in the placement of `weight`; not copied."""
     if not is_placed(weight):
         return part
+    if part.device.type != weight.device_mesh.device_type:  # from_local would copy it to the mesh's device
+        return type(weight)(part, weight._spec, requires_grad=False)
     return type(weight).from_local(
         part,
         weight.device_mesh,

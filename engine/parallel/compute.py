@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
 from atelier.engine.model.expert_mlp import EXPERTS
+from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.packed import PACKED
 from atelier.engine.model.placement import has_half
 
@@ -135,6 +136,9 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
     # each role and shape is an entry in the code shared by all blocks; beyond the limit they run eagerly
     torch._dynamo.config.recompile_limit = 128
     for block in blocks:
+        for module in block.modules():
+            if isinstance(module, ExpertWeights) and module.reads_counts:  # it waits for threads and copies
+                module.__dict__["compute"] = torch.compiler.disable(module.compute)
         block.forward = torch.compile(block.forward, dynamic=False)
 
 

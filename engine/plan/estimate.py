@@ -126,6 +126,7 @@ def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -
         launch_s=device.launch_us * 1e-6,
         costs=STACKS[device.stack],
         width=width,
+        reads_ends=device.reads_ends,
     )
 
 

@@ -19,7 +19,7 @@ from atelier.engine.config.sections import extensions_of
 from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import CostTerms
 from atelier.engine.plan.model_shape import ModelShape
-from atelier.engine.plan.roofline import HALF, Machine
+from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
 
 KEPT_KEYS = 4  # bytes of keys and values per hidden element and piece of queries
@@ -49,11 +49,12 @@ class Memory(CostTerms):
 @dataclass(frozen=True, kw_only=True)
 class OffDevice:
     """Cost of weights that an extension keeps off the device: their number on the fullest rank, and bytes of
-    memory for them. An extension's cost.py may define `off_device`, which returns it.
+    the device's memory held for them (of a CPU the host's). An extension's cost.py may define `off_device`,
+    which returns it.
     """
 
     params: float
-    host: float
+    held: float
 
     def exposed(self, compute_s: float) -> float:
         """Seconds of a step that are not hidden behind `compute_s` of computation."""
@@ -144,7 +145,7 @@ class _Rank:
             "copies": self._copies(),
             "buffers": buffers + self._mask() + self.extra,
             "checkpoint": states if self.costs.copies_states and self.is_saved else 0.0,
-            "tier": self.tier.host if self.tier else 0.0,
+            "tier": self.tier.held if self.tier else 0.0,
         }
         asked = sum(always.values()) + sum(fullest.values())
         holes = self.costs.holes * whole + self.costs.holes_logits * logits
@@ -197,7 +198,7 @@ class _Rank:
 
     def _mask(self) -> float:
         """The attention mask, shared by all blocks, if the model needs one or scores are in memory."""
-        is_packed = self.model_shape.is_packed and self.machine.width == HALF
+        is_packed = self.machine.is_packed(self.model_shape)
         has_mask = not is_packed if self.costs.is_fused else self.costs.queries
         return self.machine.width * self.tokens * self.model_shape.sequence if has_mask else 0.0
 

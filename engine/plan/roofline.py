@@ -29,6 +29,11 @@ class Machine:
     launch_s: float
     costs: CostTable
     width: int = 2  # bytes per number in products
+    reads_ends: bool = True  # has attention without masks of documents
+
+    def is_packed(self, model_shape: ModelShape) -> bool:
+        """Whether attention skips what a mask would hide."""
+        return self.reads_ends and self.width == HALF and model_shape.is_packed
 
     def product_s(self, rows: float, out: float, inner: float, count: float = 1) -> float:
         """Seconds of `count` products (rows, inner) x (inner, out)."""
@@ -106,7 +111,7 @@ def _attention_s(model_shape: ModelShape, rows: float, axes: Axes, machine: Mach
     queries = model_shape.sequence / axes.context
     costs = machine.costs
     if costs.is_fused:
-        is_causal = machine.width == HALF and model_shape.is_packed  # else a mask is read, not skipped
+        is_causal = machine.is_packed(model_shape)  # else a mask is read, not skipped
         flops = 4 * heads * queries * model_shape.sequence * model_shape.head_dim / (2 if is_causal else 1)
         forward = flops / (machine.flops * FUSED_FORWARD)
         return forward, FUSED_BACKWARD_FLOPS * flops / (machine.flops * FUSED_BACKWARD)

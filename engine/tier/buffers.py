@@ -4,7 +4,8 @@ requested units and write back changed ones while others compute.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Protocol
@@ -62,12 +63,82 @@ class TransferThreads:
         self._writer.shutdown()
 
 
-class Buffers:
-    """`size` consecutive buffers of `floats` numbers; `align`: alignment of the first, in bytes. A requested
-    or used unit keeps its buffer; of the others, `policy` chooses which one leaves. A changed unit is written
-    back; once units have to leave, this happens ahead of its turn, so that nothing waits for it. `renew` is
-    called with a unit and its numbers when it is taken, and returns whether it changed them. `most`: most
-    units in buffers at once; `waited_s`: waiting time for reads.
+class UnitBuffers(ABC):
+    """A fixed number of buffers, through which units are used."""
+
+    @abstractmethod
+    def ask(self, unit: int, *, is_new: bool = False) -> bool:
+        """Start reading a unit that will be taken, unless it is there; False if no buffer is free. `is_new`:
+        its stored numbers are not needed.
+        """
+
+    @abstractmethod
+    def take(self, unit: int, *, is_new: bool = False) -> Tensor:
+        """The buffer of a unit, once it is read, reserved until `give`. Raises errors of its read, or of the
+        write of a unit that left.
+        """
+
+    @abstractmethod
+    def give(self, unit: int, *, changed: bool = False) -> None:
+        """End a use that `take` began."""
+
+    @abstractmethod
+    def expect(self, units: Collection[int]) -> None:
+        """Of the requested units only these will be taken: the others may leave a device."""
+
+    @abstractmethod
+    def ask_no_more(self) -> None:
+        """Release units that were requested but not taken."""
+
+    @abstractmethod
+    def discard(self, unit: int) -> None:
+        """Do not write back this unit, whose numbers are no longer needed."""
+
+    @abstractmethod
+    def write_all(self) -> None:
+        """Write back all changes; buffers keep their units."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait for all started reads and writes; none starts until the next request."""
+
+    @abstractmethod
+    def drop_all(self) -> None:
+        """Forget all buffers, changed or not."""
+
+    def ask_all(self, units: Iterable[int]) -> int:
+        """Request as many of these, in order, as there are buffers; returns their number."""
+        asked = 0
+        for unit in units:
+            if not self.ask(unit):
+                break
+            asked += 1
+        return asked
+
+    @contextmanager
+    def held(self, unit: int, *, changes: bool = False, is_new: bool = False) -> Iterator[Tensor]:
+        """`take` and `give`."""
+        state = self.take(unit, is_new=is_new)
+        try:
+            yield state
+        finally:
+            self.give(unit, changed=changes)
+
+
+def not_renewed(unit: int, state: Tensor) -> bool:
+    return False
+
+
+def plain_memory(numbers: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(numbers, dtype=dtype)
+
+
+class Buffers(UnitBuffers):
+    """`size` consecutive buffers of `floats` numbers in host memory from `memory`; `align`: alignment of the
+    first, in bytes. A requested or used unit keeps its buffer; of the others, `policy` chooses which one
+    leaves. A changed unit is written back; once units have to leave, this happens ahead of its turn, so that
+    nothing waits for it. `renew` is called with a unit and its numbers when it is taken, and returns whether
+    it changed them. `most`: most units in buffers at once; `waited_s`: waiting time for reads.
     """
 
     def __init__(
@@ -79,13 +150,13 @@ class Buffers:
         *,
         floats: int,
         dtype: torch.dtype,
-        device: torch.device,
+        memory: Callable[[int, torch.dtype], Tensor] = plain_memory,
         align: int = 1,
-        renew: Callable[[int, Tensor], bool] = lambda unit, state: False,
     ) -> None:
-        self.backing, self.policy, self.worker, self.renew = backing, policy, worker, renew
+        self.backing, self.policy, self.worker = backing, policy, worker
+        self.renew: Callable[[int, Tensor], bool] = not_renewed
         self.size = size
-        room = torch.empty(size * floats + align // dtype.itemsize, dtype=dtype, device=device)
+        room = memory(size * floats + align // dtype.itemsize, dtype)
         begin = -room.data_ptr() % align // dtype.itemsize
         self.buffers = room[begin : begin + size * floats].view(size, floats)
         self._rows = self.buffers.unbind()  # once, so that recomputation records nothing of this class
@@ -105,10 +176,17 @@ class Buffers:
         """Whether it has a buffer, read or being read."""
         return unit in self._place
 
+    @property
+    def is_full(self) -> bool:
+        """Whether every buffer is in use."""
+        return len(self._used) == self.size
+
+    def is_read(self, unit: int) -> bool:
+        """Whether `take` would neither wait for it nor fail."""
+        ready = self._ready.get(unit)
+        return ready is not None and ready.done() and ready.exception() is None
+
     def ask(self, unit: int, *, is_new: bool = False) -> bool:
-        """Start reading a unit that will be taken, unless it is there; False if no buffer is free. `is_new`:
-        its stored numbers are not needed.
-        """
         if unit not in self._place:
             if not self._free and not self._evict():
                 return False
@@ -121,19 +199,7 @@ class Buffers:
         self._awaited.add(unit)
         return True
 
-    def ask_all(self, units: Iterable[int]) -> int:
-        """Request as many of these, in order, as there are buffers; returns their number."""
-        asked = 0
-        for unit in units:
-            if not self.ask(unit):
-                break
-            asked += 1
-        return asked
-
     def take(self, unit: int, *, is_new: bool = False) -> Tensor:
-        """The buffer of a unit, once it is read, reserved until `give`. Raises errors of its read, or of the
-        write of a unit that left.
-        """
         while not self.ask(unit, is_new=is_new):  # earlier requests were not taken: wrong guesses
             wrong = next((other for other in self._awaited if other not in self._used), None)
             if wrong is None:
@@ -167,39 +233,28 @@ class Buffers:
             if leaves in self._changed:
                 self._write_back(leaves)
 
-    @contextmanager
-    def held(self, unit: int, *, changes: bool = False, is_new: bool = False) -> Iterator[Tensor]:
-        """`take` and `give`."""
-        state = self.take(unit, is_new=is_new)
-        try:
-            yield state
-        finally:
-            self.give(unit, changed=changes)
+    def expect(self, units: Collection[int]) -> None:
+        """Without effect: others leave when there is no other room."""
 
     def ask_no_more(self) -> None:
-        """Release units that were requested but not taken."""
         for unit in self._awaited - self._used.keys():
             self._drop(unit)
 
     def discard(self, unit: int) -> None:
-        """Do not write back this unit, whose numbers are no longer needed."""
         self._changed.discard(unit)
         if unit in self._place and unit not in self._used:
             self._ready[unit].exception()
             self._forget(unit)
 
     def write_all(self) -> None:
-        """Write back all changes; buffers keep their units."""
         for unit in sorted(self._changed):
             self._write_back(unit)
         self._check_writes(wait=True)
 
     def finish(self) -> None:
-        """Wait for all started reads and writes; none starts until the next request."""
         wait([*self._ready.values(), *self._writes])
 
     def drop_all(self) -> None:
-        """Forget all buffers, changed or not."""
         self.finish()
         for unit in list(self._place):
             self._forget(unit)

@@ -23,8 +23,10 @@ from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import local
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.plan.streamed import LINE, TOGETHER, Shares, divided, least_of, too_little
-from atelier.engine.tier.buffers import Buffers, TransferThreads
+from atelier.engine.plan.streamed import LINE, STREAM, TOGETHER, Shares, divided, least_of, too_little
+from atelier.engine.tier.buffers import Buffers, TransferThreads, plain_memory
+from atelier.engine.tier.copies import copies_to
+from atelier.engine.tier.on_device import DeviceBuffers
 from atelier.engine.tier.pieces import FileSpan, StoredUnits
 from atelier.engine.tier.policy import LeastRecentlyUsed
 
@@ -139,7 +141,7 @@ class Ring:
         inside = {module for block in blocks for module in block.modules()}
         rest = self._unit(module for module in model.modules() if module not in inside)
         self.shares = self._divided(memory, rest)
-        self.worker = TransferThreads()
+        self.worker, self.copies = TransferThreads(), copies_to(device)
         self._stay([rest, *self.blocks[: self.shares.stay]])
         self.block_buffers = self._buffers(self.blocks, self.shares.blocks)
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
@@ -219,16 +221,19 @@ class Ring:
             files.read(number, buffer)
             unit.install(buffer)
 
-    def _buffers(self, units: Sequence[Unit], size: int) -> Buffers:
-        return Buffers(
+    def _buffers(self, units: Sequence[Unit], size: int) -> Buffers | DeviceBuffers:
+        """`size` buffers on the device; in front of a device's a few in host memory."""
+        copies = self.copies
+        host = Buffers(
             StoredUnits([unit.sources for unit in units]),
-            size,
+            size if copies is None else min(size, 2 * STREAM),
             LeastRecentlyUsed(),
             self.worker,
             floats=max((unit.floats for unit in units), default=0) if size else 0,
             dtype=self.dtype,
-            device=self.device,
+            memory=plain_memory if copies is None else copies.on_host,
         )
+        return host if copies is None else DeviceBuffers(host, size, copies)
 
     @property
     def bytes_read(self) -> int:

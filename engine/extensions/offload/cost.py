@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atelier.engine.config.device import Device
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
@@ -21,6 +20,7 @@ NUMBER = 4  # bytes; an expert's state is fp32
 MOMENTS = 2
 PARTS = 2 + MOMENTS  # numbers per weight: itself, its gradient, its moments
 AHEAD = 2  # experts read while one computes
+WORKING = 2  # weights of experts on a GPU besides buffers: a pass's gradient, a gradient of 0
 
 
 def state_bytes(spec: MixedBlocks, tensor: int) -> float:
@@ -57,22 +57,50 @@ def rooms_for(units: int, slots: int) -> Rooms | None:
     return Rooms(few + weights, few + gradients, few + moments)
 
 
+def rooms_on_device(units: int, slots: int) -> Rooms:
+    """Buffers on a device for `slots` experts, with memory for `units` times an expert's weights: a few of
+    each kind in any case, then weights. Gradients and moments pass through.
+    """
+    few = min(AHEAD + 1, slots)
+    return Rooms(min(slots, few + max(0, units - PARTS * few)), few, few)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferTime:
+    """Seconds of a step in which data move. `first_s`: of these in the first forward pass, which includes the
+    last optimiser step.
+    """
+
+    seconds: float
+    first_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class TierCost(OffDevice):
-    """For the rank with most experts: bytes on disk, bytes that a step reads and writes, and their seconds.
-    `host`: bytes of buffers.
+    """For the rank with most experts: bytes on disk and in host memory, and bytes that a step moves between
+    these (`read`, `written`) and between host memory and a GPU (`copied`, `copied_back`; 0 on CPUs), with
+    their seconds.
     """
 
     disk: float
+    host: float
     read: float
     written: float
-    seconds: float
-    first_s: float  # of these in the first forward pass, which includes the last optimiser step
-    first: float  # this pass's share of a step's computing
+    copied: float
+    copied_back: float
+    by_disk: TransferTime
+    by_link: TransferTime
+    first: float  # the first forward pass's share of a step's computing
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.copied_back > 0
 
     def exposed(self, compute_s: float) -> float:
-        rest = self.seconds - self.first_s - (1 - self.first) * compute_s
-        return max(0.0, self.first_s - self.first * compute_s) + max(0.0, rest)
+        """The disk, the link to the device and computing all work at once."""
+        first = max(self.by_disk.first_s, self.by_link.first_s)
+        rest = max(each.seconds - each.first_s for each in (self.by_disk, self.by_link))
+        return max(0.0, first - self.first * compute_s) + max(0.0, rest - (1 - self.first) * compute_s)
 
 
 def off_device(
@@ -80,38 +108,49 @@ def off_device(
 ) -> TierCost | None:
     """The cost of a role's experts on disk; None if there are none. A pass over all experts finds some in
     buffers and loads the others: weights forward and back per micro-batch, gradients for adding and for the
-    optimiser's step, moments for that step. Raises ConfigError on GPUs, as a training does.
+    optimiser's step, moments for that step. On GPUs the same passes copy what has no buffer there.
     """
     tiers = Tiers.of(parallel)
     if tiers is None or tiers.experts == "device":
         return None
     if not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return None
-    if parallel.device == "cuda" or (parallel.device == "auto" and not is_cpu):
-        way_out = "experts=device, or parallel.device=cpu"
-        raise ConfigError("parallel.tiers.experts", "disk is not supported on GPUs", way_out)
+    on_gpu = parallel.device == "cuda" or (parallel.device == "auto" and not is_cpu)
     axes = parallel.axes
     mixtures = -(-len(spec.mixtures) // parallel.pipeline)
     slots = mixtures * spec.num_experts // axes.expert
     each = state_bytes(spec, axes.tensor) / PARTS  # bytes of an expert's weights
     room = int(tiers.host_gb * 1e9 // each) if tiers.host_gb else PARTS * slots
     rooms = rooms_for(room, slots) or Rooms(0, 0, 0)  # checked elsewhere
+    near = rooms_on_device(int(tiers.device_gb * 1e9 // each), slots)
     rows = micro_batch(train, parallel)
     num_micro = max(1, train.global_batch // axes.data // rows)
     tokens = rows * axes.expert * train.sequence  # tokens for a rank's experts per micro-batch
     met = share_met(spec, tokens)
     weights, gradients, moments = (met * (slots - size) * each for size in rooms)  # bytes per pass
-    speed = device.disk_gbps * 1e9
     read = 2 * num_micro * weights + num_micro * gradients + MOMENTS * moments
     written = weights + num_micro * gradients + MOMENTS * moments
+    disk = device.disk_gbps * 1e9
+    all_met = met * slots * each if on_gpu else 0.0
+    missed = met * (slots - near.weights) * each if on_gpu else 0.0  # weights without a buffer on the device
+    copied = 2 * num_micro * missed + (num_micro + MOMENTS) * all_met
+    back = (1 + num_micro + MOMENTS) * all_met
+    link = device.host_gbps * 1e9  # in each direction
+    first_in, first_back = missed + (1 + MOMENTS) * all_met, (1 + MOMENTS) * all_met
     return TierCost(
+        held=(near.units + WORKING) * each if on_gpu else rooms.units * each,
+        params=slots * each / NUMBER,
         disk=PARTS * slots * each,
         host=rooms.units * each,
-        params=slots * each / NUMBER,
         read=read,
         written=written,
-        seconds=(read + written) / speed,
-        first_s=(2 * weights + gradients + 2 * MOMENTS * moments) / speed,
+        copied=copied,
+        copied_back=back,
+        by_disk=TransferTime(
+            seconds=(read + written) / disk,
+            first_s=(2 * weights + gradients + 2 * MOMENTS * moments) / disk,
+        ),
+        by_link=TransferTime(seconds=max(copied, back) / link, first_s=max(first_in, first_back) / link),
         first=1 / (3 * num_micro),
     )
 

@@ -4,7 +4,7 @@ what it needs into buffers. Bit-equal to experts in memory under AdamW.
 X experts of this rank in a mixture, F inner width, D hidden, P tokens sorted by expert
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from atelier.engine.config.blocks import Activation
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
-from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
-from atelier.engine.extensions.offload.cost import AHEAD, PARTS, rooms_for
+from atelier.engine.extensions.offload.cost import AHEAD, PARTS, rooms_for, rooms_on_device
 from atelier.engine.extensions.offload.state_file import PAGE, StateFile
-from atelier.engine.model.contract import Model
 from atelier.engine.model.expert_mlp import ExpertPass, dtype_of
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import as_placed, local
-from atelier.engine.tier.buffers import Buffers, TransferThreads
-from atelier.engine.tier.policy import POLICIES, FirstStay, LeastOftenUsed, LeastRecentlyUsed, Policy
+from atelier.engine.tier.buffers import Buffers, TransferThreads, not_renewed, plain_memory
+from atelier.engine.tier.copies import copies_to
+from atelier.engine.tier.on_device import DeviceBuffers, device_buffers
+from atelier.engine.tier.policy import FirstStay, LeastRecentlyUsed, Policy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -72,8 +72,10 @@ class TieredExperts:
         host_bytes: int,
         policy: Policy,
         lr_factor: float = 1.0,
+        device: torch.device,
+        device_bytes: int = 0,
     ) -> None:
-        self.spec, self.lr_factor = spec, lr_factor
+        self.spec, self.lr_factor, self.device = spec, lr_factor, device
         self.placed = {
             f"{path}.{name}": w for path, one in mixtures.items() for name, w in one.named_parameters()
         }
@@ -100,22 +102,13 @@ class TieredExperts:
                 f"give {PARTS * self.weight_file.state_bytes / 1e9:.4g} GB or more",
             )
         self.rooms = rooms
-        worker, kind = TransferThreads(), {"dtype": dtype, "device": torch.device("cpu"), "align": PAGE}
-        self.weights = Buffers(
-            self.weight_file, rooms.weights, policy, worker, floats=self.weight_file.slot_floats,
-            renew=self._catch_up, **kind,
-        )  # fmt: skip
-        self.gradients = Buffers(
-            self.gradient_file,
-            rooms.gradients,
-            LeastRecentlyUsed(),
-            worker,
-            floats=self.gradient_file.slot_floats,
-            **kind,
+        self.worker, self.copies = TransferThreads(), copies_to(device, always=device_bytes > 0)
+        near = rooms_on_device(device_bytes // self.weight_file.state_bytes, slots)
+        self.weights = self._buffers(self.weight_file, rooms.weights, near.weights, policy, self._catch_up)
+        self.gradients = self._buffers(
+            self.gradient_file, rooms.gradients, near.gradients, LeastRecentlyUsed()
         )
-        self.moments = Buffers(
-            self.moment_file, rooms.moments, FirstStay(), worker, floats=self.moment_file.slot_floats, **kind
-        )
+        self.moments = self._buffers(self.moment_file, rooms.moments, near.moments, FirstStay())
         self.met: dict[int, list[Tensor]] = {}  # gradient norms of this step, by slot
         self._trail: list[int] = []  # slots of the forward pass, in order, that the backward pass still needs
         self._before: dict[int, list[int]] = {}  # by a mixture's first slot: last experts, most used first
@@ -127,14 +120,35 @@ class TieredExperts:
         for name, experts in mixtures.items():
             hold(experts, self, self.places[name] * self.number)
 
+    def _buffers(
+        self,
+        file: StateFile,
+        size: int,
+        on_device: int,
+        policy: Policy,
+        renew: Callable[[int, Tensor], bool] = not_renewed,
+    ) -> Buffers | DeviceBuffers:
+        """`size` buffers in host memory for the states of a file, and `on_device` on a device that computes
+        elsewhere.
+        """
+        memory = plain_memory if self.copies is None else self.copies.on_host
+        floats = file.slot_floats
+        host = Buffers(
+            file, size, policy, self.worker, floats=floats, dtype=file.dtype, memory=memory, align=PAGE
+        )
+        return device_buffers(host, on_device, self.copies, renew=renew)
+
     # use
 
     def mixture(self, first: int, x_PD: Tensor, counts_X: Sequence[int]) -> Tensor:
         """`ExpertWeights.compute` of the mixture whose experts start at slot `first`."""
         met = [first + expert for expert, count in enumerate(counts_X) if count]
         self._before[first] = sorted(met, key=lambda slot: (-counts_X[slot - first], slot))
+        is_again = torch._C._current_graph_task_id() >= 0  # recomputation in the backward pass
+        for buffers in () if is_again else (self.weights, self.gradients, self.moments):
+            buffers.expect(met)  # other guesses were wrong
         y_PD = _TieredMLP.apply(x_PD.to(dtype_of(x_PD)), counts_X, _Mixture(self, first, met))
-        if torch._C._current_graph_task_id() >= 0:  # recomputation in the backward pass
+        if is_again:
             return y_PD
         if torch.is_grad_enabled():
             self._trail += met
@@ -193,7 +207,8 @@ class TieredExperts:
         """The norms [X] of the experts' gradients, by name of their common matrix; 0 for experts without
         gradient.
         """
-        found = {name: torch.zeros(self.number, dtype=self.weight_file.dtype) for name in self.placed}
+        kind = {"dtype": self.weight_file.dtype, "device": self.device}
+        found = {name: torch.zeros(self.number, **kind) for name in self.placed}
         paths = list(self.places)
         for slot, norms in self.met.items():
             path, expert = paths[slot // self.number], slot % self.number
@@ -235,7 +250,7 @@ class TieredExperts:
     def _step(self, weights: Tensor, gradient: Tensor, moments: Tensor, number: int) -> None:
         """AdamW's step of this number, counted since the files were filled."""
         mean, square = (moments[place * self.floats :][: self.floats] for place in range(len(MOMENTS)))
-        before = torch.tensor(float(self.steps + number))
+        before = torch.full((), float(self.steps + number), device=weights.device)
         adamw(
             [weights[: self.floats]], [gradient[: self.floats]], [mean], [square], [], [before],
             fused=True, amsgrad=False, beta1=self.spec.beta1, beta2=self.spec.beta2,
@@ -294,27 +309,6 @@ class TieredExperts:
                     here = numbers[mine, begin : begin + leaf.size].unflatten(1, leaf.shape)
                     found[name][part] = as_placed(here, self.placed[name])
         return found
-
-
-def put_on_disk(model: Model, optim: AdamW, folder: Path, tiers: Tiers) -> TieredExperts:
-    """Move the experts of all mixtures of a model on the meta device to disk."""
-    mixtures = {path: each for path, each in model.named_modules() if isinstance(each, ExpertWeights)}
-    factors = model.spec.lr_factors()  # one factor for all expert matrices
-    path, some = next(iter(mixtures.items()))
-    return TieredExperts(
-        mixtures,
-        optim,
-        folder,
-        host_bytes=int(tiers.host_gb * 1e9),
-        policy=_policy(tiers),
-        lr_factor=factors.get(f"{path}.{next(name for name, _ in some.named_parameters())}", 1.0),
-    )
-
-
-def _policy(tiers: Tiers) -> Policy:
-    if tiers.policy == "lfu":
-        return LeastOftenUsed(tiers.lfu_threshold, tiers.lfu_decay, tiers.lfu_every)
-    return POLICIES[tiers.policy]()
 
 
 def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:

@@ -21,15 +21,23 @@ def of_role(name: str, setting: Setting, train: Train, layout: Parallel, limit_g
         return ""
     seconds = setting.estimate(train, layout, steps=1).seconds
     compute_s = seconds.total - seconds.disk
+    near, moved, unmeasured = "", "", ""
+    if tier.is_on_gpu:
+        near, unmeasured = f" and {_gb(tier.held)} on the GPU", "tiers on GPUs: not measured"
+        moved = (
+            f", copies {_gb(tier.copied)} to the GPU and {_gb(tier.copied_back)} back,"
+            f" {tier.by_link.seconds:.2g} s at {setting.device.host_gbps:g} GB/s"
+        )
     said = (
-        f"experts of {name} on disk, {_gb(tier.disk)} per rank, {_gb(tier.host)} of it in memory; a step"
-        " reads "
-        f"{_gb(tier.read)} and writes {_gb(tier.written)}, {tier.seconds:.2g} s at {gbps:g} GB/s, and "
-        f"computes {compute_s:.2g} s"
+        f"experts of {name} on disk, {_gb(tier.disk)} per rank, {_gb(tier.host)} of it in memory{near}; a"
+        f" step reads {_gb(tier.read)} and writes {_gb(tier.written)}, {tier.by_disk.seconds:.2g} s at"
+        f" {gbps:g} GB/s{moved}, and computes {compute_s:.2g} s"
     )
     if tier.exposed(compute_s):
-        said += f": the disk sets the pace; {_hidden_from(setting, train, layout, limit_gb)}"
-    return f"{said}; {_capacity(setting, train, layout)}"
+        is_link = tier.by_link.seconds > tier.by_disk.seconds
+        pace = "the copies set the pace" if is_link else "the disk sets the pace"
+        said += f": {pace}; {_hidden_from(setting, train, layout, limit_gb, is_link=is_link)}"
+    return "; ".join(filter(None, (said, _capacity(setting, train, layout), unmeasured)))
 
 
 def _capacity(setting: Setting, train: Train, layout: Parallel) -> str:
@@ -45,10 +53,12 @@ def _capacity(setting: Setting, train: Train, layout: Parallel) -> str:
     )
 
 
-def _hidden_from(setting: Setting, train: Train, layout: Parallel, limit_gb: float) -> str:
+def _hidden_from(setting: Setting, train: Train, layout: Parallel, limit_gb: float, *, is_link: bool) -> str:
     """Advice: the smallest multiple of the batch, in as many micro-batches, that computes as long as the disk
-    takes, if it fits in memory.
+    (or the link to the GPU) takes, if it fits in memory.
     """
+    more = "more parallel.tiers.device_gb" if is_link else "more parallel.tiers.host_gb"
+
     rows = micro_batch(train, layout)
     for doublings in range(1, MOST_DOUBLINGS):
         sizes = {"global_batch": train.global_batch << doublings, "micro_batch": rows << doublings}
@@ -57,8 +67,8 @@ def _hidden_from(setting: Setting, train: Train, layout: Parallel, limit_gb: flo
             break
         if not found.seconds.disk:
             words = " ".join(f"train.{key}={value}" for key, value in sizes.items())
-            return f"{words} would hide it, or more parallel.tiers.host_gb"
-    return "no batch that fits hides it; more parallel.tiers.host_gb or a faster disk would"
+            return f"{words} would hide it, or {more}"
+    return f"no batch that fits hides it; {more} or a faster {'link' if is_link else 'disk'} would"
 
 
 def _gb(size: float) -> str:

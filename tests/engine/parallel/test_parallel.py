@@ -1,5 +1,6 @@
 """Resolution of `auto` numbers in a layout; compiled blocks compute the same training."""
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load
+from torch import nn
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
@@ -16,7 +18,8 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.build import auto_micro_batch
-from atelier.engine.parallel.compute import WORTH_COMPILING, compile_mode
+from atelier.engine.model.moe import ExpertWeights
+from atelier.engine.parallel.compute import WORTH_COMPILING, compile_blocks, compile_mode
 from atelier.engine.parallel.gang import num_threads, start_gang
 from atelier.engine.plan.expert_checks import rows_together
 from tests.engine.trainings import ONE, TrainingSetup, laid_out, role, student, train
@@ -115,6 +118,24 @@ def test_compiled_blocks_train_to_the_same_numbers_and_resume_to_the_same_bits(t
 
 
 @pytest.mark.slow
+def test_experts_whose_weights_come_from_elsewhere_are_left_out_of_compiled_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    seen: list[bool] = []
+    block, experts = nn.Sequential(), ExpertWeights(2, 4, 4)
+
+    def compute(x_PD: torch.Tensor, counts_X: list[int]) -> torch.Tensor:
+        seen.append(torch.compiler.is_compiling())
+        return x_PD
+
+    block.add_module("experts", experts)
+    experts.compute, experts.reads_counts = compute, True
+    block.forward = lambda x_PD: 2 * experts.compute(x_PD + 1, [1, 1])
+    compile_blocks([block])
+    assert block.forward(torch.ones(2, 4)).tolist() == [[4.0] * 4] * 2 and seen == [False]
+
+
 def test_a_compiled_teacher_ends_with_the_same_bits_with_and_without_students(tmp_path: Path) -> None:
     alone, gang = TrainingSetup(tmp_path / "alone"), TrainingSetup(tmp_path / "gang")
     how = train(8, precision="bf16")

@@ -1,10 +1,12 @@
 """Parts of the arithmetic of plans, against the formulas of its sources."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from atelier.engine.config.base import parse
+from atelier.engine.config.device import DEVICES
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -120,3 +122,13 @@ def test_a_memory_costs_the_products_and_rows_of_its_block_in_time_and_flops() -
     slower = more.seconds.compute - plain.seconds.compute
     least = 6 * 2 * products * 4 * 2048 / 312e12
     assert least < slower < 3 * least
+
+
+def test_a_device_without_attention_by_ends_of_documents_pays_for_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost = planned(SMALL, {"tensor": 8}, batch=8, gpu="mi250x")
+    monkeypatch.setitem(DEVICES, "mi250x", replace(DEVICES["mi250x"], reads_ends=True))
+    without = planned(SMALL, {"tensor": 8}, batch=8, gpu="mi250x")
+    assert cost.memory.buffers - without.memory.buffers == 2 * 2048 * 2048  # of one row
+    assert cost.seconds.compute > 1.01 * without.seconds.compute

@@ -30,8 +30,8 @@ class Slow:
 
 
 def buffers_of(backing: Slow, size: int) -> Buffers:
-    how = {"floats": FLOATS, "dtype": torch.float32, "device": torch.device("cpu")}
-    return Buffers(backing, size, LeastRecentlyUsed(), TransferThreads(), **how)
+    threads = TransferThreads()
+    return Buffers(backing, size, LeastRecentlyUsed(), threads, floats=FLOATS, dtype=torch.float32)
 
 
 def soon(event: threading.Event) -> None:

@@ -52,6 +52,17 @@ def test_a_model_scored_in_less_memory_than_it_takes_says_what_a_pass_reads(tmp_
     assert not any("score" in one for one in plan.notes) and not plan.refusals
 
 
+def test_the_paper_s_model_is_priced_with_tiers_on_its_gpus(tmp_path: Path) -> None:
+    words = ["experiment=semoe_13b", "pool=a100_80g", "tracker=none"]
+    plan = make_plan(compose("pretrain", words), Store(str(tmp_path)))
+    [note] = [one for one in plan.notes if "experts of model on disk" in one]
+    assert "back, 0.91 s at 32 GB/s" in note and "tiers on GPUs: not measured" in note
+    assert "the copies set the pace" in note and not plan.refusals
+    on_cpus = ["pool=cpu", "pool.gpus=8", "parallel.device=cpu"]
+    plan = make_plan(compose("pretrain", [*words[::2], *on_cpus]), Store(str(tmp_path)))
+    assert not any("not measured" in one for one in plan.notes)
+
+
 def test_a_student_of_another_shape_starts_from_its_seed(tmp_path: Path) -> None:
     found = nodes(tmp_path, "roles.student_dense.model.hidden=64", "roles.student_few.model.num_layers=2")
     assert not any(name.startswith("convert") for name in found)

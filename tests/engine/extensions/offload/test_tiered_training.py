@@ -17,7 +17,8 @@ from atelier.engine.config.router.expert_choice import ExpertChoice
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
 from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
-from atelier.engine.extensions.offload.experts import TieredExperts, put_on_disk
+from atelier.engine.extensions.offload.experts import TieredExperts
+from atelier.engine.extensions.offload.weights import put_on_disk
 from atelier.engine.plan.checks import check_layout
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
 from tests.parity.cases import quick_first

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from atelier.engine.config.device import Device
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
@@ -14,7 +13,7 @@ from atelier.engine.config.sections import frozen_limit, value_of
 from atelier.engine.config.train import Train
 from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
 from atelier.engine.extensions.offload.cost import capacity, capacity_of, off_device, rooms_for
-from atelier.engine.extensions.offload.experts import _policy
+from atelier.engine.extensions.offload.weights import _policy
 
 SPEC = GPT(num_layers=4, hidden=64, num_heads=2, vocab=64, num_experts=8, experts=Experts(ffn=32))
 TRAIN = Train(steps=1, global_batch=8, sequence=64, micro_batch=4)
@@ -33,7 +32,7 @@ def layout(host_gb: float, **axes: int) -> Parallel:
 def test_what_is_in_memory_is_not_moved() -> None:
     whole = off_device(SPEC, TRAIN, layout(0.0), disk(1.0))
     assert whole is not None
-    assert whole.disk == whole.host == SLOTS * 16 * PARAMS and whole.seconds == 0
+    assert whole.disk == whole.host == whole.held == SLOTS * 16 * PARAMS and whole.by_disk.seconds == 0
     assert off_device(SPEC, TRAIN, Parallel(shard=1), disk(1.0)) is None
 
 
@@ -55,11 +54,12 @@ def test_a_step_moves_what_has_no_buffer_once_a_pass() -> None:
     read = 4 * weights + 2 * gradients + 2 * moments
     assert half.read == pytest.approx(read * PARAMS * 4, rel=1e-6)
     assert half.written == pytest.approx((weights + 2 * gradients + 2 * moments) * PARAMS * 4, rel=1e-6)
-    assert half.seconds == (half.read + half.written) / 2e9
-    assert half.exposed(0.0) == pytest.approx(half.seconds) and half.exposed(1e9) == 0
+    assert half.by_disk.seconds == (half.read + half.written) / 2e9 and not half.by_link.seconds
+    assert half.exposed(0.0) == pytest.approx(half.by_disk.seconds) and half.exposed(1e9) == 0
     # the optimiser's step has a sixth of the computing to hide behind: the forward pass of one of two
-    assert half.first_s == (2 * weights + gradients + 4 * moments) * PARAMS * 4 / 2e9
-    assert half.exposed(5.9 * half.first_s) > 0 and half.exposed(6.1 * half.first_s) == 0
+    first_s = half.by_disk.first_s
+    assert first_s == (2 * weights + gradients + 4 * moments) * PARAMS * 4 / 2e9
+    assert half.exposed(5.9 * first_s) > 0 and half.exposed(6.1 * first_s) == 0
 
 
 @pytest.mark.parametrize("axes", [{"expert": 2}, {"pipeline": 2}, {"tensor": 2}])
@@ -121,11 +121,30 @@ def test_what_an_older_record_says_of_a_default_is_the_default() -> None:
     assert frozen_limit(streamed) == ("parallel.tiers.frozen_gb", 2.0)
 
 
-def test_on_gpus_the_plan_refuses_what_a_training_refuses() -> None:
-    with pytest.raises(ConfigError, match="disk is not supported on GPUs"):
-        off_device(SPEC, TRAIN, layout(0.0), Pool(gpu="h100").device, is_cpu=False)
+def test_a_gpu_copies_every_gradient_and_moment_and_the_weights_for_which_it_has_no_buffer() -> None:
+    gpu = replace(Pool(gpu="h100").device, host_gbps=10.0)
+    each = 4 * PARAMS  # two micro-batches; all in host memory; by default three buffers of each kind
+    found = off_device(SPEC, TRAIN, layout(0.0), gpu, is_cpu=False)
+    assert found is not None and found.is_on_gpu and found.by_disk.seconds == 0
+    assert found.held == (3 + 3 + 2 * 3 + 2) * each and found.host == SLOTS * 4 * each
+    assert found.copied == pytest.approx((4 * (SLOTS - 3) + 2 * SLOTS + 2 * SLOTS) * each, rel=1e-6)
+    assert found.copied_back == pytest.approx((SLOTS + 2 * SLOTS + 2 * SLOTS) * each, rel=1e-6)
+    assert found.by_link.seconds == max(found.copied, found.copied_back) / 10e9  # both ways at once
+    assert found.exposed(0.0) == pytest.approx(found.by_link.seconds) and found.exposed(1e9) == 0
+    roomy = layout(0.0).model_copy(update={"tiers": Tiers(experts="disk", device_gb=1.0)})
+    near = off_device(SPEC, TRAIN, roomy, gpu, is_cpu=False)
+    assert near is not None and near.copied == pytest.approx(4 * SLOTS * each, rel=1e-6)
     on_cpus = layout(0.0).model_copy(update={"device": "cpu"})
-    assert off_device(SPEC, TRAIN, on_cpus, Pool(gpu="h100").device, is_cpu=False) is not None
+    slow = off_device(SPEC, TRAIN, on_cpus, gpu, is_cpu=False)
+    assert slow is not None and not slow.copied and slow.held == slow.host
+
+
+def test_the_slower_of_disk_and_link_sets_the_pace() -> None:
+    gpu = replace(Pool(gpu="h100").device, host_gbps=10.0, disk_gbps=0.1)
+    little = layout(SLOTS / 2 * 16 * PARAMS / 1e9)
+    found = off_device(SPEC, TRAIN, little, gpu, is_cpu=False)
+    assert found is not None and found.by_disk.seconds > found.by_link.seconds > 0
+    assert found.exposed(0.0) == pytest.approx(found.by_disk.seconds)
 
 
 def test_hits_decay_and_of_experts_with_enough_of_them_the_one_with_fewest_leaves() -> None:

@@ -22,6 +22,12 @@ class Tiers(Section):
         description="memory for expert states and gradients, GB per role (and stage) of a rank; 0 = as"
         " much as needed",
     )
+    device_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="GPU memory for experts that compute, GB per role (and stage) of a rank, at least a few"
+        " experts; on CPUs, which compute in host memory, a value tries the copies of GPUs",
+    )
     frozen_gb: float = Field(
         default=0.0,
         ge=0,
