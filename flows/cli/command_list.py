@@ -15,7 +15,8 @@ class Option:
 
 @dataclass(frozen=True)
 class Word:
-    """A positional argument; `kind` selects its completion: flow, group, model, anything, override."""
+    """A positional argument; `kind` selects its completion: flow, group, model, run, task, anything,
+    override."""
 
     name: str
     about: str
@@ -74,6 +75,43 @@ TABLE = (
         example="atelier runs 20261129-064500-1a2b3c",
         words=(Word("id", "a run's id, or its first or last characters", "anything"),),
         options=(JSON, Option("--all", "all runs, not the last 20")),
+    ),
+    Command(
+        name="logs",
+        about="print what the tasks of a run said, each line with its task; with -f until the run ends",
+        example="atelier logs 20261129-064500-1a2b3c train -f",
+        words=(
+            Word(
+                "what",
+                "a run: its id, the first or last characters of it, or its name; <run>/<task>; or a task (of"
+                " the newest run that has it)",
+                "run",
+                required=True,
+            ),
+            Word("task", "a task of the run, or the name of what it makes [all tasks]", "task"),
+        ),
+        options=(
+            Option("-f", "follow: print new lines until the run ends; Ctrl-C stops reading only"),
+            Option("--follow", "the same as -f"),
+            Option("--rank", "what this rank printed itself, also outside Atelier's messages", "N"),
+            Option("--json", "print JSON lines"),
+        ),
+    ),
+    Command(
+        name="cancel",
+        about="stop a run at its next step, with checkpoints, so that its command continues it; also a run in"
+        " a queue",
+        example="atelier cancel 20261129-064500-1a2b3c",
+        words=(
+            Word(
+                "run",
+                "a run: its id, the first or last characters of it, or its name; in a queue also its id or"
+                " page in Prefect",
+                "run",
+                required=True,
+            ),
+        ),
+        options=(Option("--no-wait", "do not wait until the run has ended"), JSON),
     ),
     Command(
         name="models",

@@ -1,0 +1,101 @@
+"""The log of a run: one JSON line for each message about a task that a person wants to read, with its time.
+
+Every process that runs tasks writes its own file in its scratch folder, `{scratch}/log.jsonl`; readers merge
+them (flows/run/log_reader.py). Only files: neither a server nor a network can delay or lose a line.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from atelier.engine.config.error import printable
+from atelier.engine.config.message import Message
+
+FILE = "log.jsonl"
+PROGRESS_S = 5.0  # between two lines of one task's progress
+LONGEST = 4000  # characters of a line
+
+Listen = Callable[[str, Message], None]
+
+
+class LogLine(TypedDict):
+    """A line of `atelier logs --json`. `time` is seconds since 1970; `level` is info, warning or error;
+    `state` stands in lines that say how a task is: running, done, reused, failed, stopped.
+    """
+
+    time: float
+    task: str
+    level: str
+    text: str
+    state: NotRequired[str]
+    rank: NotRequired[int]  # only in lines that a rank printed itself
+
+
+class RunLog:
+    """Writes the messages of a process to its file, and passes them on. Safe to call from several threads.
+    A full disk loses lines, but stops nothing.
+    """
+
+    def __init__(self, folder: Path, listener: Listen, clock: Callable[[], float] = time.time) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._place, self._listener, self._clock = folder / FILE, listener, clock
+        self._lock = threading.Lock()
+        self._progress_at: dict[str, float] = {}
+        self._last_error: dict[str, str] = {}
+
+    def __call__(self, node: str, message: Message) -> None:
+        self._listener(node, message)
+        lines = [*self._lines(node, message)]
+        if lines:
+            with self._lock, suppress(OSError), open(self._place, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+    def _lines(self, node: str, message: Message) -> Iterator[LogLine]:
+        now = self._clock()
+        if "progress" in message and "state" not in message:
+            is_last = message["progress"] >= message.get("total", 0)
+            if not is_last and now - self._progress_at.get(node, 0.0) < PROGRESS_S:
+                return
+            self._progress_at[node] = now
+        if "error" in message:
+            if self._last_error.get(node) == message["error"]:  # a rank and the task's process both tell it
+                return
+            self._last_error[node] = message["error"]
+        for level, text in texts_of(message):
+            line: LogLine = {"time": now, "task": node, "level": level, "text": printable(text, LONGEST)}
+            if state := message.get("state"):
+                line["state"] = state
+            yield line
+
+
+def texts_of(message: Message) -> Iterator[tuple[str, str]]:
+    """Level and text of each line about a message; none for messages that only programs read."""
+    if "error" in message:
+        yield from (("error", line) for line in message["error"].splitlines() if line)
+    elif "warning" in message:
+        yield "warning", message["warning"]
+    elif "resumed" in message:
+        step = message["resumed"]
+        yield "info", f"continues from step {step}" if step else "begins at step 0"
+        yield from (("warning", f"skipped as damaged: {damage}") for damage in message.get("damages", []))
+    elif "stopped" in message:
+        yield "info", f"stopped at step {message['stopped']}, with a checkpoint"
+    elif text := message.get("waiting") or message.get("log"):
+        yield "info", text
+    elif state := message.get("state"):
+        yield "info", f"{state}  {message.get('detail', '')}".rstrip()
+    elif "progress" in message:
+        yield "info", progress_text(message)
+
+
+def progress_text(message: Message) -> str:
+    """'120/400 steps, 3.2/s, 88 s left  student_a 3.123'."""
+    done, total, rate = message.get("progress", 0), message.get("total", 0), message.get("rate") or 0
+    pace = f", {rate:.3g}/s, {(total - done) / rate:.0f} s left" if rate else ""
+    losses = message.get("loss")
+    found = "  ".join(f"{k} {v:.3f}" for k, v in losses.items()) if isinstance(losses, dict) else ""
+    return f"{done}/{total} {message.get('unit', '')}{pace}  {found}".rstrip()
