@@ -114,6 +114,20 @@ TABLE = (
         options=(Option("--no-wait", "do not wait until the run has ended"), JSON),
     ),
     Command(
+        name="open",
+        about="open the page of a run in Prefect or MLflow, or of a model in MLflow, and print its address",
+        example="atelier open student_a",
+        words=(Word("what", "a run (id or name), or a model", "anything", required=True),),
+        options=(
+            Option(
+                "--page",
+                "prefect, mlflow or report of a run; registered or model of a model [the first that answers]",
+                "NAME",
+            ),
+            Option("--json", "print JSON, and open nothing"),
+        ),
+    ),
+    Command(
         name="models",
         about="list the trained models of the store",
         example="atelier models --json",

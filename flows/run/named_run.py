@@ -32,12 +32,12 @@ def run_called(store: Store, word: str, place: str) -> RunManifest:
 
 
 def runs_called(runs: Iterable[RunManifest], word: str) -> list[RunManifest]:
-    """The runs that a word may mean, the oldest first: by id, else by its first or last characters, else by
-    name.
+    """The runs that a word may mean, the oldest first: by id or page in Prefect, else by the first or last
+    characters of the id, else by name.
     """
-    there = list(runs)
+    there, last = list(runs), word.rstrip("/").rpartition("/")[2]
     tests: tuple[Callable[[RunManifest], bool], ...] = (
-        lambda one: one.id == word,
+        lambda one: one.id == word or (bool(last) and one.links.get("flow_run") == last),
         lambda one: len(word) >= FEWEST and (one.id.startswith(word) or one.id.endswith(word)),
         lambda one: given_name(one) == word,
     )

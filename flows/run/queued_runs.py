@@ -1,4 +1,6 @@
-"""Runs that were submitted to a Prefect server and have not begun: they have no manifest in the store yet."""
+"""Runs that were submitted to a Prefect server and have no manifest in the store yet: they are in a queue, or
+are being started.
+"""
 
 import os
 from contextlib import suppress
@@ -28,7 +30,8 @@ class QueuedRun:
 
 def queued_run(root: str, word: str) -> QueuedRun | None:
     """The waiting run that a word means: its id here or in Prefect, the first or last characters of one, its
-    page's address, or its name. None if there is none, or no server. Raises ConfigError for several.
+    page's address, or its name. None if there is none, or no server. Raises ConfigError for several. Only for
+    words that mean no run of the store: runs that have begun are found as well.
     """
     found = [one for one in _waiting(root) if _is_meant(one, word.rstrip("/").rpartition("/")[2])]
     if len(found) > 1:
@@ -51,7 +54,7 @@ def _waiting(root: str) -> "list[FlowRun]":
 
     from atelier.infra.stack import prefect_api  # late, as Prefect
 
-    types = [StateType.SCHEDULED, StateType.PENDING]
+    types = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=types))
     with suppress(ConfigError), prefect_api.server() as client:
         found = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=state), limit=MOST)
@@ -62,7 +65,7 @@ def _waiting(root: str) -> "list[FlowRun]":
 def _is_meant(one: "FlowRun", word: str) -> bool:
     ids = (stored_id(one.id, one.expected_start_time), str(one.id))
     is_id = word in ids or (len(word) >= FEWEST and any(i.startswith(word) or i.endswith(word) for i in ids))
-    return is_id or one.name == word
+    return is_id or one.name == word or f"name={word}" in (one.parameters.get("overrides") or ())
 
 
 def _described(one: "FlowRun") -> QueuedRun:
@@ -71,6 +74,6 @@ def _described(one: "FlowRun") -> QueuedRun:
     moment = one.expected_start_time
     if moment is not None and moment > datetime.now(UTC):
         why = f"is scheduled for {moment.astimezone():%Y-%m-%d %H:%M:%S}"
-    elif one.state is not None and one.state.is_pending():
+    elif one.state is not None and not one.state.is_scheduled():
         why = f"is being started by a worker of {pool}"
     return QueuedRun(stored_id(one.id, moment), str(one.id), why)

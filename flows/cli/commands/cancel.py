@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
     store = open_store()
     waiting = None if runs_called(manifests(store), options.run) else queued_run(store.root, options.run)
     if waiting is not None:
-        return _told(_cancel_queued(waiting), is_json=options.json)
+        return _told(_cancel_queued(store, waiting), is_json=options.json)
     manifest = run_called(store, options.run, "cancel")
     was = status_of(manifest)
     if was in ENDED:
@@ -64,11 +64,14 @@ def _until_end(store: Store, manifest: RunManifest, *, is_silent: bool) -> RunMa
     reader.read()  # only what is said from now on
     said_at = time.monotonic()
     try:
-        while status_of(manifest) == "running":
+        while True:
+            status = status_of(manifest)  # before the last look: nothing is said after the end
             for line in reader.read():
                 if not is_silent and _is_news(line):
                     said_at = time.monotonic()
                     _say(f"  {line['task']}: {line['text']}")
+            if status != "running":
+                break
             if time.monotonic() - said_at > TELL_S:
                 said_at = time.monotonic()
                 whose = Holder.read(manifest.holder) if manifest.holder else "its process"
@@ -86,8 +89,8 @@ def _is_news(line: LogLine) -> bool:
     return "state" in line or line["level"] != "info" or line["text"].startswith("stopped")
 
 
-def _cancel_queued(waiting: QueuedRun) -> Cancelled:
-    """Cancel a run that has no process yet."""
+def _cancel_queued(store: Store, waiting: QueuedRun) -> Cancelled:
+    """Cancel a run that had not begun when it was looked up."""
     from atelier.infra.stack import prefect_api  # late: Prefect, 1.5 s
 
     prefect_api.cancel(waiting.flow_run, "cancelled by `atelier cancel`")
@@ -99,6 +102,8 @@ def _cancel_queued(waiting: QueuedRun) -> Cancelled:
             status = "finished" if state.is_completed() else "stopped" if state.is_cancelled() else "failed"
         else:
             time.sleep(LOOK_S)
+    if begun := runs_called(manifests(store), waiting.id):
+        return _result(store, begun[0], "running", status)
     return Cancelled(run=waiting.id, was="queued", status=status, steps={}, command="")
 
 
