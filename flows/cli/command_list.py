@@ -377,6 +377,33 @@ TABLE = (
         options=(JSON,),
     ),
     Command(
+        name="debug",
+        about="run a task of a past run again by one process under Python's debugger, from its last"
+        " checkpoint; it changes nothing in the store",
+        example="atelier debug 20261129-064500-1a2b3c train --break loop.step.train_step",
+        words=(
+            Word(
+                "run",
+                "a run: its id, the first or last characters of it, its name; or <run>/<task>",
+                "run",
+                required=True,
+            ),
+            Word("task", "a task of the run, or the name of what it makes", "task"),
+        ),
+        options=(
+            Option(
+                "--break",
+                "stop there: FILE:LINE, or a function below engine, as in loop.step.train_step [at an error]",
+                "WHERE",
+                many=True,
+            ),
+            Option("--start", "stop before the first line"),
+            Option("--step", "from the checkpoint at or before this step; 0 = from the start", "N"),
+            Option("--cpu", "on the CPU, whatever the run used"),
+            Option("--json", "print what would run, as JSON, and run nothing"),
+        ),
+    ),
+    Command(
         name="rm",
         about="remove a model with its training, scores and reports, after asking; refused if other models"
         " descend from it",

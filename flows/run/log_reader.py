@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 from atelier.engine.config.error import ConfigError, printable
-from atelier.engine.config.message import message_of
-from atelier.infra.run.run_log import FILE, LONGEST, LogLine, texts_of
+from atelier.engine.config.message import message_of, texts_of
+from atelier.infra.run.run_log import FILE, LONGEST, LogLine
 from atelier.infra.store.local_folders import local_folder
 from atelier.infra.store.store import Store
 

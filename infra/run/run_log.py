@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from atelier.engine.config.error import printable
-from atelier.engine.config.message import Message
+from atelier.engine.config.message import Message, texts_of
 
 FILE = "log.jsonl"
 PROGRESS_S = 5.0  # between two lines of one task's progress
@@ -70,32 +70,3 @@ class RunLog:
             if state := message.get("state"):
                 line["state"] = state
             yield line
-
-
-def texts_of(message: Message) -> Iterator[tuple[str, str]]:
-    """Level and text of each line about a message; none for messages that only programs read."""
-    if "error" in message:
-        yield from (("error", line) for line in message["error"].splitlines() if line)
-    elif "warning" in message:
-        yield "warning", message["warning"]
-    elif "resumed" in message:
-        step = message["resumed"]
-        yield "info", f"continues from step {step}" if step else "begins at step 0"
-        yield from (("warning", f"skipped as damaged: {damage}") for damage in message.get("damages", []))
-    elif "stopped" in message:
-        yield "info", f"stopped at step {message['stopped']}, with a checkpoint"
-    elif text := message.get("waiting") or message.get("log"):
-        yield "info", text
-    elif state := message.get("state"):
-        yield "info", f"{state}  {message.get('detail', '')}".rstrip()
-    elif "progress" in message:
-        yield "info", progress_text(message)
-
-
-def progress_text(message: Message) -> str:
-    """'120/400 steps, 3.2/s, 88 s left  student_a 3.123'."""
-    done, total, rate = message.get("progress", 0), message.get("total", 0), message.get("rate") or 0
-    pace = f", {rate:.3g}/s, {(total - done) / rate:.0f} s left" if rate else ""
-    losses = message.get("loss")
-    found = "  ".join(f"{k} {v:.3f}" for k, v in losses.items()) if isinstance(losses, dict) else ""
-    return f"{done}/{total} {message.get('unit', '')}{pace}  {found}".rstrip()
