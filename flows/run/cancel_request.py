@@ -26,8 +26,9 @@ def withdraw(root: str, run_id: str) -> None:
 
 @contextmanager
 def obeying(root: str, run_id: str, stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
-    """During the block: set `stop` when the run is asked to stop. Earlier requests do not count."""
-    withdraw(root, run_id)
+    """During the block: set `stop` when the run is asked to stop. Call `withdraw` before the manifest says
+    that it is running: an older request is not meant for a run that begins again under its id.
+    """
 
     def check() -> None:
         if not stop.is_set() and exists(_place(root, run_id)):

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
-from atelier.flows.run.cancel_request import obeying
+from atelier.flows.run.cancel_request import obeying, withdraw
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.contexts import new_run_id, open_context, set_forks
 from atelier.flows.run.embedded_server import EmbeddedServer, embed, is_seen
@@ -78,6 +78,7 @@ def run_flow(
     outcome = RunOutcome(run_id=run_id, nodes=plan.nodes)
     context = open_context(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
     manifest = _beginning(frozen, plan, command, run_id, sweep)
+    withdraw(store.root, run_id)
     write_manifest(store, manifest)
     if make is make_here:
         set_forks(plan.nodes, context)

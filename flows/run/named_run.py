@@ -52,33 +52,36 @@ def given_name(manifest: RunManifest) -> str:
 
 def tasks_of(manifest: RunManifest) -> list[str]:
     """Names of the run's tasks, in the order of its plan. A task with several products is listed once."""
-    names = {row.name for row in manifest.tasks}
-    bases = {
-        row.name: row.name.removesuffix(f".{row.key}") if row.key else row.name for row in manifest.tasks
-    }
-    sizes = Counter((bases[row.name], row.task) for row in manifest.tasks)
-    found = [
-        base if sizes[base := bases[row.name], row.task] > 1 and base not in names else row.name
-        for row in manifest.tasks
-    ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_by_product(manifest).values()))
 
 
 def task_called(manifest: RunManifest, word: str, place: str) -> str:
     """The run's task with this name, or the one that makes the product with this name. Raises ConfigError at
     `place` if there is none, or several.
     """
-    there = tasks_of(manifest)
+    there, by_product = tasks_of(manifest), _by_product(manifest)
     if word in there:
         return word
-    rows = [row for row in manifest.tasks if word in (row.name, row.model)]
-    makers = {task for row in rows for task in there if row.name in (task, f"{task}.{row.key}")}
+    makers = {by_product[row.name] for row in manifest.tasks if word in (row.name, row.model)}
     if len(makers) == 1:
         return makers.pop()
     near = nearest(word, there)
     problem = f"{len(makers)} tasks make {word}" if makers else f"the run {manifest.id} has no task {word!r}"
     way_out = (f"did you mean {near}? " if near else "") + f"its tasks: {', '.join(there)}"
     raise ConfigError(place, problem, way_out)
+
+
+def _by_product(manifest: RunManifest) -> dict[str, str]:
+    """The task of each product, by names. A product of several has its key behind the task's name."""
+    names = {row.name for row in manifest.tasks}
+    bases = {
+        row.name: row.name.removesuffix(f".{row.key}") if row.key else row.name for row in manifest.tasks
+    }
+    sizes = Counter((bases[row.name], row.task) for row in manifest.tasks)
+    return {
+        row.name: base if sizes[base := bases[row.name], row.task] > 1 and base not in names else row.name
+        for row in manifest.tasks
+    }
 
 
 def status_of(manifest: RunManifest) -> str:

@@ -58,7 +58,7 @@ class RunLog:
         now = self._clock()
         if "progress" in message and "state" not in message:
             is_last = message["progress"] >= message.get("total", 0)
-            if not is_last and now - self._progress_at.get(node, 0.0) < PROGRESS_S:
+            if not is_last and now - self._progress_at.get(node, -PROGRESS_S) < PROGRESS_S:
                 return
             self._progress_at[node] = now
         if "error" in message:

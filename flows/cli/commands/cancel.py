@@ -49,19 +49,19 @@ def run(options: Namespace) -> int:
     was = status_of(manifest)
     if was in ENDED:
         return _told(_result(store, manifest, was, was), is_json=options.json)
+    reader = LogReader(store, manifest.id)
+    reader.read()  # only what is said from now on is shown
     request_cancel(store.root, manifest.id)
     if options.no_wait:
         return _told(_result(store, manifest, was, was), is_json=options.json)
-    manifest = _until_end(store, manifest, is_silent=options.json)
+    manifest = _until_end(store, manifest, reader, is_silent=options.json)
     found = _result(store, manifest, was, status_of(manifest))
     _told(found, is_json=options.json)
     return int(found["status"] in ("failed", "crashed"))
 
 
-def _until_end(store: Store, manifest: RunManifest, *, is_silent: bool) -> RunManifest:
+def _until_end(store: Store, manifest: RunManifest, reader: LogReader, *, is_silent: bool) -> RunManifest:
     """Print what the run says until it has ended. Ctrl-C leaves the request standing."""
-    reader = LogReader(store, manifest.id)
-    reader.read()  # only what is said from now on
     said_at = time.monotonic()
     try:
         while True:

@@ -36,7 +36,7 @@ class Debugged(TypedDict):
 
 
 def run(options: Namespace) -> int:
-    """Debug in the foreground. Returns 0 if the task came to its end or the user left, 2 for bad input, else 1.
+    """Debug in the foreground. Returns 0 if the task came to its end or the user left, 2 for bad input, or 1.
     Raises ConfigError for words that mean no task of a run, and for tasks that cannot be run alone.
     """
     check_root(will_write=True)
