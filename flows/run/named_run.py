@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.infra.report.listing import run_row
-from atelier.infra.store.run_manifest import RunManifest, manifests
+from atelier.infra.store.run_manifest import RunManifest, is_alive, manifests
 from atelier.infra.store.store import Store
 
 FEWEST = 4  # characters of an id that find a run
@@ -33,7 +33,7 @@ def run_called(store: Store, word: str, place: str) -> RunManifest:
 
 def runs_called(runs: Iterable[RunManifest], word: str) -> list[RunManifest]:
     """The runs that a word may mean, the oldest first: by id or page in Prefect, else by the first or last
-    characters of the id, else by name.
+    characters of the id, else by name. Of several with a name, the only one in progress is meant.
     """
     there, last = list(runs), word.rstrip("/").rpartition("/")[2]
     tests: tuple[Callable[[RunManifest], bool], ...] = (
@@ -41,7 +41,9 @@ def runs_called(runs: Iterable[RunManifest], word: str) -> list[RunManifest]:
         lambda one: len(word) >= FEWEST and (one.id.startswith(word) or one.id.endswith(word)),
         lambda one: given_name(one) == word,
     )
-    return next((found for test in tests if (found := [one for one in there if test(one)])), [])
+    found = next((found for test in tests if (found := [one for one in there if test(one)])), [])
+    active = [one for one in found if given_name(one) == word and is_alive(one)]
+    return active if len(active) == 1 else found
 
 
 def given_name(manifest: RunManifest) -> str:

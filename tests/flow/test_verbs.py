@@ -133,28 +133,36 @@ def test_debug_stops_where_it_is_told_and_changes_nothing_in_the_store(
     assert files(atelier.root) == before and not [*(atelier.root / "scratch").glob("debug-*")]
 
 
+@pytest.fixture(scope="module")
+def two(root: Path) -> str:
+    """The id of a run whose training ran on two ranks."""
+    words = (*TINY, "train.steps=12", "train.seed=2", "parallel.shard=2", "name=two")
+    training = start(root, *words)
+    _, said = training.communicate(timeout=PATIENCE_S)
+    assert training.returncode == 0, said
+    return newest_that_trained(root)["id"]
+
+
 def test_debug_runs_a_gang_of_two_ranks_to_its_end_as_one_process_and_publishes_nothing(
-    atelier: Atelier,
+    atelier: Atelier, two: str
 ) -> None:
-    done(atelier(*TINY, "train.steps=12", "train.seed=2", "parallel.shard=2", "name=two"))
     before, records = files(atelier.root), [*atelier.root.glob("*/*/record.json")]
-    debugging = start(atelier.root, "debug", "two/train", "--step", "0")
+    debugging = start(atelier.root, "debug", f"{two}/train", "--step", "0")
     out, err = debugging.communicate("", timeout=PATIENCE_S)
     assert debugging.returncode == 0, out + err
     assert "it ran on 2 ranks (shard=2)" in err and "12/12 steps" in out
     assert files(atelier.root) == before and [*atelier.root.glob("*/*/record.json")] == records
-    found = json.loads(done(atelier("debug", "two/train", "--json")))
+    found = json.loads(done(atelier("debug", f"{two}/train", "--json")))
     assert found["split"] == {"shard": 2} and found["module"] == "atelier.engine.train"
 
 
-def test_debug_opens_at_an_error_with_its_stack(atelier: Atelier) -> None:
+def test_debug_opens_at_an_error_with_its_stack(atelier: Atelier, two: str) -> None:
     """A damaged input: the bytes of a tokens file."""
-    done(atelier(*TINY, "train.steps=12", "train.seed=2", "parallel.shard=2", "name=two"))
     (tokens,) = atelier.root.glob("tokens/*/payload-*/train.bin")
     content = tokens.read_bytes()
     tokens.write_bytes(content[:1000])
     try:
-        debugging = start(atelier.root, "debug", "two/train", "--step", "0")
+        debugging = start(atelier.root, "debug", f"{two}/train", "--step", "0")
         out, err = debugging.communicate("where\np found.bytes\nq\n", timeout=PATIENCE_S)
     finally:
         tokens.write_bytes(content)
@@ -162,13 +170,11 @@ def test_debug_opens_at_an_error_with_its_stack(atelier: Atelier) -> None:
     assert "raise DamageError" in out and "train_from()" in out and "(Pdb) 1000" in out
 
 
-def test_debug_refuses_what_it_cannot_run(atelier: Atelier) -> None:
-    done(atelier(*TINY, "train.steps=12", "train.seed=2", "parallel.shard=2", "name=two"))
-    name = newest_that_trained(atelier.root)["id"]
-    assert "report of the run" in refused(atelier("debug", name, "report"))
-    assert "its tasks: curate" in refused(atelier("debug", name))
-    assert "'x' is no step" in refused(atelier("debug", name, "train", "--step", "x"))
-    wrong = start(atelier.root, "debug", name, "train", "--break", "loop.step.tran_step")
+def test_debug_refuses_what_it_cannot_run(atelier: Atelier, two: str) -> None:
+    assert "report of the run" in refused(atelier("debug", two, "report"))
+    assert "its tasks: curate" in refused(atelier("debug", two))
+    assert "'x' is no step" in refused(atelier("debug", two, "train", "--step", "x"))
+    wrong = start(atelier.root, "debug", two, "train", "--break", "loop.step.tran_step")
     assert "no function loop.step.tran_step" in wrong.communicate(timeout=PATIENCE_S)[1]
     assert wrong.returncode == 2
 

@@ -4,6 +4,7 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.flows.run.named_run import run_called, task_called, tasks_of
+from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import Row, RunManifest, write_manifest
 from atelier.infra.store.store import Store
 
@@ -54,6 +55,18 @@ def test_a_word_for_no_run_or_several_is_refused_with_the_way_out(store: Store, 
     with pytest.raises(ConfigError) as refused:
         run_called(store, word, "here")
     assert str(refused.value).startswith(said)
+
+
+def test_of_several_runs_with_a_name_the_one_in_progress_is_meant(store: Store) -> None:
+    """A command that is started again to resume makes another run of its name."""
+    manifest = run_called(store, SECOND, "here")
+    mine = {"status": "running", "holder": vars(Holder.me())}
+    write_manifest(store, manifest.model_copy(update=mine))
+    assert run_called(store, "twice", "here").id == SECOND
+    gone = {"status": "running", "holder": {**vars(Holder.me()), "started": "1"}}
+    write_manifest(store, manifest.model_copy(update=gone))
+    with pytest.raises(ConfigError, match="2 runs are called twice"):
+        run_called(store, "twice", "here")
 
 
 def test_a_task_is_found_by_its_name_and_by_what_it_makes(store: Store) -> None:
