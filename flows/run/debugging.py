@@ -33,7 +33,7 @@ COPIED = ("checkpoints", "log")  # folders of a trajectory: the first is copied 
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedGang:
     """The recorded gang of a task: the run file, and what started it. `run`: the run that it belongs to."""
 
     run: str
@@ -50,7 +50,7 @@ class Recorded:
         return {name: size for name, size in sizes.items() if isinstance(size, int) and size > 1}
 
 
-def recorded(store: Store, manifest: RunManifest, task: str) -> Recorded:
+def recorded(store: Store, manifest: RunManifest, task: str) -> RecordedGang:
     """The newest gang of the task: of this run, or if it reused the task's products, of the run that made
     them. Raises ConfigError if it had none, or if its files are not on this machine.
     """
@@ -70,11 +70,11 @@ def recorded(store: Store, manifest: RunManifest, task: str) -> Recorded:
     raise ConfigError(PLACE, f"{task} of the run {manifest.id}: {why}", way_out)
 
 
-def _read(run: str, folder: Path) -> Recorded:
+def _read(run: str, folder: Path) -> RecordedGang:
     place = folder / RUN_FILE
     file = check_as(RunFile, parse_object(place.read_bytes(), str(place)), str(place), "a run file")
     guard = parse(Guard, json.loads((folder / "guard.json").read_bytes()), str(folder / "guard.json"))
-    return Recorded(run, place, file, guard.module, guard.threads, guard.world or guard.ranks)
+    return RecordedGang(run, place, file, guard.module, guard.threads, guard.world or guard.ranks)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def scratch_folder(store: Store, name: str) -> Iterator[Path]:
 
 
 def moved(
-    recorded: Recorded, folder: Path, *, step: int | None, on_cpu: bool
+    recorded: RecordedGang, folder: Path, *, step: int | None, on_cpu: bool
 ) -> tuple[RunFile, dict[str, int]]:
     """The run file for one process that writes only into `folder`, and the step at which each trained role
     begins: its last checkpoint before its end, or at or before `step`. Raises ConfigError for a training over
@@ -173,7 +173,7 @@ def _copy(source: str, target: Path, *, links: bool = False) -> None:
         fetch(source, target)
 
 
-def words_of(recorded: Recorded, run_file: Path, places: list[str], *, stops_first: bool) -> list[str]:
+def words_of(recorded: RecordedGang, run_file: Path, places: list[str], *, stops_first: bool) -> list[str]:
     """Arguments of the interpreter that debugs the run file."""
     start = ["--start"] if stops_first else []
     return ["-m", "atelier.engine.debug", recorded.module, str(run_file), *start, *places]

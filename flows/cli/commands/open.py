@@ -5,7 +5,6 @@ import os
 import sys
 import webbrowser
 from argparse import Namespace
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
@@ -21,13 +20,13 @@ from atelier.infra.stack.service import answers
 from atelier.infra.stack.stack import join_stack
 from atelier.infra.store.run_manifest import RunManifest, manifests
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.pages_of import mlflow_server, model_pages_of, run_page
+from atelier.infra.tracking.address import tracking_address, without_secret
 
 PAGES = ("prefect", "mlflow", "registered", "model", "report")  # the best first, of a run and of a model
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
-class Opened(TypedDict):
+class OpenedPage(TypedDict):
     """Output of `atelier open --json`. `what` is run or model, `pages` has every page that answers, `url` the
     one of them that is opened without --json.
     """
@@ -55,7 +54,7 @@ def run(options: Namespace) -> int:
         )
     url = pages[chosen]
     if options.json:
-        print(json.dumps(Opened(what=what, id=name, pages=pages, url=url), indent=1))
+        print(json.dumps(OpenedPage(what=what, id=name, pages=pages, url=url), indent=1))
         return 0
     print(printable(url, 0), flush=True)
     if not _open(url):
@@ -92,14 +91,14 @@ def _found(store: Store, word: str) -> tuple[str, str, dict[str, str]]:
         raise ConfigError(
             "open", f"no run is called {word}, and {error}", "`atelier runs` lists the runs"
         ) from None
-    pages = _asked(store, lambda: model_pages_of(store, model.fingerprint))
+    pages = _asked(store, "model", model.fingerprint)
     made = [one for one in manifests(store) if one.id == model.provenance.get("run")]
     return "model", model.fingerprint, {**pages, **(_of_run(store, made[0]) if made and not pages else {})}
 
 
 def _of_run(store: Store, manifest: RunManifest) -> dict[str, str]:
     pages = _prefect(store, manifest.links.get("flow_run", ""), manifest.links.get("prefect.url", ""))
-    pages |= _asked(store, lambda: {"mlflow": run_page(store, manifest.id)})
+    pages |= _asked(store, "run", manifest.id)
     stored = manifest.links.get("mlflow.flow", "")  # on another server than the one in use
     if not pages.get("mlflow") and stored.startswith("http") and answers(stored.partition("/#")[0]):
         pages["mlflow"] = stored
@@ -123,12 +122,17 @@ def _prefect(store: Store, flow_run: str, stored: str) -> dict[str, str]:
     return {"prefect": stored} if stored and answers(stored) else {}
 
 
-def _asked(store: Store, ask: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Pages that the MLflow server in use has; none without a server, or if it refuses."""
-    if not mlflow_server(store):
+def _asked(store: Store, what: str, name: str) -> dict[str, str]:
+    """Pages that the MLflow server in use has of a run or model; none without a server, or if it refuses. It
+    may have been started after the run, on the same database.
+    """
+    uri = tracking_address("", store)
+    if not uri.startswith("http") or not answers(without_secret(uri)):
         return {}
     from mlflow.exceptions import MlflowException  # late: two seconds
 
+    from atelier.infra.tracking.direct import model_pages_of, run_page  # as above
+
     with suppress(MlflowException):
-        return ask()
+        return {"mlflow": run_page(store, name)} if what == "run" else model_pages_of(store, name)
     return {}
