@@ -11,7 +11,7 @@ import pytest
 from atelier.engine.config.message import Message
 from atelier.flows.cli.commands import logs
 from atelier.flows.cli.main import run
-from atelier.infra.run.run_log import RunLog
+from atelier.infra.run.run_log import LogLine, RunLog
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import Row, RunManifest, read_manifest, write_manifest
 from atelier.infra.store.store import Store
@@ -87,7 +87,7 @@ def test_following_prints_each_line_once_and_ends_with_the_run(
             log("train", message)
         end(store)
 
-    def show(line: object) -> None:
+    def show(line: LogLine) -> None:
         seen.set()
         shown(line)
 
