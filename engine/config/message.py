@@ -4,7 +4,7 @@ from there to progress displays. Torch-free.
 A message has some of these keys. Readers ignore unknown keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypedDict, cast
 
 from atelier.engine.config.base import Json
@@ -91,3 +91,32 @@ def to_line(error: AtelierError) -> Message:
 def from_line(line: Message) -> AtelierError:
     kind = DataError if line.get("exit_code") == 2 else DamageError if line.get("is_damage") else AtelierError
     return kind(line.get("error", ""))
+
+
+def texts_of(message: Message) -> Iterator[tuple[str, str]]:
+    """Level and text of each line about a message; none for messages that only programs read."""
+    if "error" in message:
+        yield from (("error", line) for line in message["error"].splitlines() if line)
+    elif "warning" in message:
+        yield "warning", message["warning"]
+    elif "resumed" in message:
+        step = message["resumed"]
+        yield "info", f"continues from step {step}" if step else "begins at step 0"
+        yield from (("warning", f"skipped as damaged: {damage}") for damage in message.get("damages", []))
+    elif "stopped" in message:
+        yield "info", f"stopped at step {message['stopped']}, with a checkpoint"
+    elif text := message.get("waiting") or message.get("log"):
+        yield "info", text
+    elif state := message.get("state"):
+        yield "info", f"{state}  {message.get('detail', '')}".rstrip()
+    elif "progress" in message:
+        yield "info", progress_text(message)
+
+
+def progress_text(message: Message) -> str:
+    """'120/400 steps, 3.2/s, 88 s left  student_a 3.123'."""
+    done, total, rate = message.get("progress", 0), message.get("total", 0), message.get("rate") or 0
+    pace = f", {rate:.3g}/s, {(total - done) / rate:.0f} s left" if rate else ""
+    losses = message.get("loss")
+    found = "  ".join(f"{k} {v:.3f}" for k, v in losses.items()) if isinstance(losses, dict) else ""
+    return f"{done}/{total} {message.get('unit', '')}{pace}  {found}".rstrip()

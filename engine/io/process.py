@@ -98,8 +98,13 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], Mapping[s
     return 0
 
 
+at_error: list[Callable[[], None]] = []  # called within the `except` of an error that ends a verb (debug.py)
+
+
 def say_last(run: RunFile | None, error: AtelierError) -> None:
     """Report the error that ends this process; if the disk is full, into the reserved space."""
+    for look in at_error:
+        look()
     if run is not None:
         (Path(run.scratch) / RESERVE).unlink(missing_ok=True)
     say(sys.stdout, to_line(error))

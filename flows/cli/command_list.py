@@ -1,48 +1,7 @@
 """The commands: what each is, with help, arguments and options; flows/cli/commands/<name>.py runs each."""
 
-from dataclasses import dataclass
+from atelier.flows.cli.run_commands import JSON, RUN_COMMANDS, Command, Option, Word
 
-
-@dataclass(frozen=True)
-class Option:
-    """`--flag`, or `--flag VALUE` if `value` is set."""
-
-    flag: str
-    about: str
-    value: str = ""
-    many: bool = False
-
-
-@dataclass(frozen=True)
-class Word:
-    """A positional argument; `kind` selects its completion: flow, group, model, anything, override."""
-
-    name: str
-    about: str
-    kind: str
-    required: bool = False
-    many: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A command: its name, help, example, positional arguments and options."""
-
-    name: str
-    about: str
-    example: str
-    words: tuple[Word, ...] = ()
-    options: tuple[Option, ...] = ()
-
-    @property
-    def usage(self) -> str:
-        dots = {True: " ...", False: ""}
-        words = [(f"<{w.name}>" if w.required else f"[{w.name}]") + dots[w.many] for w in self.words]
-        options = [f"[{o.flag}{' ' + o.value if o.value else ''}]" for o in self.options]
-        return " ".join(["atelier", self.name, *words, *options])
-
-
-JSON = Option("--json", "print JSON instead of a table")
 TABLE = (
     Command(
         name="plan",
@@ -77,14 +36,7 @@ TABLE = (
         words=(Word("group", "a group, or flows; empty = all groups", "group"),),
         options=(JSON,),
     ),
-    Command(
-        name="runs",
-        about="list runs: when they ran, how they ended, what they made and reused; with an id, that run's"
-        " models, scores, report and pages",
-        example="atelier runs 20261129-064500-1a2b3c",
-        words=(Word("id", "a run's id, or its first or last characters", "anything"),),
-        options=(JSON, Option("--all", "all runs, not the last 20")),
-    ),
+    *RUN_COMMANDS,
     Command(
         name="models",
         about="list the trained models of the store",
@@ -166,29 +118,6 @@ TABLE = (
             ),
         ),
         options=(JSON,),
-    ),
-    Command(
-        name="watch",
-        about="examine the checkpoints of a training on evaluation sets as they are written, until it ends",
-        example="atelier watch student_a mytask.yaml --every 2",
-        words=(
-            Word(
-                "what", "a run, a role of one, a model, or digits of a trajectory", "anything", required=True
-            ),
-            Word(
-                "set",
-                "evaluation sets: .yaml or .jsonl files, or names of conf/questions; also key=value of the"
-                " flow watch",
-                "file",
-                required=True,
-                many=True,
-            ),
-        ),
-        options=(
-            Option("--every", "examine every n-th checkpoint, and the last one [1]", "N"),
-            Option("--once", "examine those that are there now, and end"),
-            Option("--json", "print JSON lines"),
-        ),
     ),
     Command(
         name="generate",

@@ -1,5 +1,6 @@
 """Shell completion: flows, commands, groups, options, keys of a flow's configuration, models."""
 
+import glob
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -112,9 +113,11 @@ def _command_words(command: Command, before: list[str], current: str) -> Iterato
         flow = plain[0] if command.words[0].kind == "flow" else _manifest(plain[0]).get("flow")
         if flow in catalog.flow_names():
             yield from _override_words(flow, tuple(plain[1:]), current)
-    elif word.kind in ("model", "anything"):
-        yield from _models()
-        yield from _runs() if word.kind == "anything" else ()
+    elif word.kind == "task":
+        yield from _tasks(plain[0])
+    elif word.kind in ("model", "anything", "run"):
+        yield from _models() if word.kind != "run" else ()
+        yield from _runs() if word.kind != "model" else ()
 
 
 def _is_value(words: list[str], number: int, command: Command) -> bool:
@@ -198,3 +201,15 @@ def _manifest(run: str) -> dict[str, Any]:
 def _runs() -> set[str]:
     root = _root()
     return {place.stem for place in root.glob("runs/*.json")} if root else set()
+
+
+def _tasks(run: str) -> set[str]:
+    """Names of the products of a run's tasks, unchecked as above; a command finds their tasks."""
+    root = _root()
+    found: set[str] = set()
+    for place in root.glob(f"runs/{glob.escape(run)}*.json") if root else ():
+        try:
+            found |= {row["name"] for row in json.loads(place.read_bytes())["tasks"]}
+        except (OSError, ValueError, KeyError):
+            continue
+    return found

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.flows.cli.command_list import TABLE, Command, Option
+from atelier.flows.cli.command_list import TABLE
+from atelier.flows.cli.run_commands import Command, Option
 
 HELP = ("-h", "--help")
 DASHED = re.compile(r"-(?!\.?\d)[^\s]+$")  # neither a number nor a text of several words

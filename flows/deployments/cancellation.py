@@ -7,8 +7,8 @@ may be unavailable, so the process polls its run itself.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
@@ -16,6 +16,7 @@ from prefect.events import Event, Resource
 from prefect.runtime import flow_run
 from prefect.states import Running
 
+from atelier.flows.run.cancel_request import regularly
 from atelier.infra.stack import prefect_api
 from atelier.infra.stack.deployments import DEAD_AFTER_S, HEARTBEAT, is_silence
 
@@ -67,25 +68,6 @@ def watching_worker(stop: threading.Event, orphaned: threading.Event) -> Iterato
 
     with regularly(ORPHAN_POLL_S, check):
         yield
-
-
-@contextmanager
-def regularly(seconds: float, check: Callable[[], None]) -> Iterator[None]:
-    """Call `check` every `seconds` during the block, also after a failed call."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.wait(seconds):
-            with suppress(Exception):  # whatever the error
-                check()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State | None:

@@ -5,7 +5,6 @@ the light pool plans, runs the nodes on pools and shows their progress.
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import cache
 from uuid import UUID
 
@@ -28,6 +27,7 @@ from atelier.flows.run.execute import Host, run_flow
 from atelier.flows.run.outcome import RunOutcome
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import POOL_WHEN_BLANK
+from atelier.flows.run.queued_runs import stored_id
 from atelier.flows.run.sweep_ledger import Ledger, PointEntry
 from atelier.flows.run.sweep_point import with_companions
 from atelier.infra.code.frozen import freeze
@@ -119,8 +119,7 @@ def _run(frozen: RunConfig, plan: Plan, store: Store, command: str, code: str, s
 
 def run_id_of() -> str:
     """The run's id in store and MLflow; a retry keeps it."""
-    moment = flow_run.scheduled_start_time or datetime.now(UTC)
-    return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
+    return stored_id(flow_run.id, flow_run.scheduled_start_time)
 
 
 def _state(outcome: RunOutcome) -> State:

@@ -46,6 +46,8 @@ class TaskSubmitter:
         except AtelierError as error:
             outcome.errors[node.name] = error
             outcome.states[node.name] = "stopped" if isinstance(error, StoppedError) else "failed"
+            if outcome.states[node.name] == "failed":
+                context.say(node, error=str(error))
             raise
         finally:
             context.say(node, state=outcome.states[node.name])

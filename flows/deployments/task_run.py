@@ -42,6 +42,7 @@ from atelier.infra.dag import Node
 from atelier.infra.launch.gang import DiedError
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.run_log import RunLog
 from atelier.infra.store.local_folders import scratch_of
 from atelier.infra.store.store import Store, default_root
 from atelier.infra.tracking.factory import open_tracker
@@ -67,18 +68,19 @@ def run(_: str, parameters: JsonObject) -> State:
         is_part=True,
     )
     tracker.link(**about.links)
+    # for this run alone: several nodes may share a disk
+    scratch = scratch_of(store, about.id) / str(flow_run.id)[:13]
     with TaskPage(store.root, about.id, node) as task_page:
         context = RunContext(
             store=store,
             slots=core_slots(pool, store, request.gang),
-            # for this run alone: several nodes may share a disk
-            scratch=scratch_of(store, about.id) / str(flow_run.id)[:13],
+            scratch=scratch,
             pool=pool,
             site=site_of(pool),
             run_id=about.id,
             flow=about.flow,
             command=about.command,
-            listener=task_page.on_message,
+            listener=RunLog(scratch, task_page.on_message),
             tracker=tracker,
             links=dict(about.links),
             resume=about.resume,

@@ -12,6 +12,7 @@ from atelier.infra.dag import Node
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import Listener, RunContext
+from atelier.infra.run.run_log import RunLog
 from atelier.infra.store.local_folders import scratch_of
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import open_tracker
@@ -52,7 +53,7 @@ def open_context(
         run_id=run_id,
         flow=frozen.flow,
         command=command,
-        listener=listener,
+        listener=RunLog(scratch, listener),
         tracker=tracker,
         resume=frozen.resume,
         stop=stop or threading.Event(),

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system, printable
+from atelier.flows.run.cancel_request import obeying, withdraw
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.contexts import new_run_id, open_context, set_forks
 from atelier.flows.run.embedded_server import EmbeddedServer, embed, is_seen
@@ -79,11 +80,12 @@ def run_flow(
     if frozen.rerun is not None:
         context.links["rerun_of"] = frozen.rerun.run
     manifest = _beginning(frozen, plan, command, run_id, sweep)
+    withdraw(store.root, run_id)
     write_manifest(store, manifest)
     if make is make_here:
         set_forks(plan.nodes, context)
     early = EarlyStart(plan.nodes, lambda node: make(node, context, outcome), MOST_AT_ONCE)
-    with stopping(context.stop):
+    with stopping(context.stop), obeying(store.root, run_id, context.stop, _say):
         try:
             _rely_on(plan, context)
             alone = partial(_embedded, early=early if elsewhere is None else None, is_brief=is_brief)
@@ -91,7 +93,7 @@ def run_flow(
                 frozen,
                 context,
                 outcome,
-                lambda: _inside(frozen, plan, context, outcome, started, early, elsewhere),
+                lambda: _inside(frozen, plan, context, manifest, outcome, started, early, elsewhere),
             )
         except StoppedError as error:
             outcome.failure = outcome.failure or error
@@ -242,7 +244,9 @@ def _in_flow(
     server: EmbeddedServer | None,
 ) -> None:
     import prefect  # 1.5 s: plans, help and errors do without
+    from prefect.client.schemas.objects import State
     from prefect.runtime import flow_run  # known only inside a run
+    from prefect.states import Cancelled
     from prefect.task_runners import ThreadPoolTaskRunner
 
     from atelier.infra.stack import prefect_api  # as above
@@ -257,12 +261,15 @@ def _in_flow(
         task_runner=runner,
         validate_parameters=False,
     )
-    def dag(config: dict[str, Any]) -> None:  # Prefect derives a schema from it
+    def dag(config: dict[str, Any]) -> State | None:  # Prefect derives a schema from it
         if server is None:
             context.links["prefect.url"] = prefect_api.page(str(flow_run.id))
         inside()
+        if outcome.is_stopped:
+            return Cancelled(message=str(outcome.failure))
         if outcome.failure is not None:
             raise outcome.failure
+        return None
 
     if server is not None:
         server.keep(_say)
@@ -289,6 +296,7 @@ def _inside(
     frozen: RunConfig,
     plan: Plan,
     context: RunContext,
+    manifest: RunManifest,
     outcome: RunOutcome,
     started: float,
     early: EarlyStart,
@@ -318,6 +326,8 @@ def _inside(
     early.end()
     outcome.prefect_s = time.monotonic() - started
     context.links["flow_run"] = str(flow_run.id)
+    with suppress(OSError):  # for `atelier open`; the run's end writes them again
+        write_manifest(context.store, manifest.model_copy(update={"links": dict(context.links)}))
     context.tracker.link(**context.links)
     show_plan(plan)
     is_part = bool(plan.there) or frozen.ordered is not None

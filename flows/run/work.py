@@ -50,6 +50,8 @@ def work(
         errors[node.name] = error
         states[node.name] = "stopped" if isinstance(error, StoppedError) else "failed"
         context.tracker.end_task(handle, "KILLED" if isinstance(error, StoppedError) else "FAILED")
+        if states[node.name] == "failed":
+            context.say(node, error=str(error))
         raise error from problem.__cause__
     finally:
         context.say(node, state=states[node.name], detail=_detail(node))

@@ -1,4 +1,4 @@
-"""MLflow writes of commands without a tracker: aliases of registered versions, the run of a sweep."""
+"""MLflow of commands without a tracker: aliases of registered versions, the run of a sweep, pages to open."""
 
 import shlex
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.address import tracking_address
-from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint
+from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, tag_filter
 from atelier.infra.tracking.own_database import own_files
 from atelier.infra.tracking.page import Links, linked
 from atelier.infra.tracking.views import sweep_view
@@ -102,3 +102,27 @@ def _write_points(
             continue
         backend.params(run.info.run_id, mine.values, run.data.params)
         backend.points(run.info.run_id, [MetricPoint(metric, mine.value, 0, time.time())])
+
+
+def run_page(store: Store, run_id: str) -> str:
+    """The page of a flow's run; '' if the server in use has none. Raises what MLflow's client raises."""
+    backend = Backend(tracking_address("", store), own_files(store))
+    found = backend.find_run(backend.experiments(), {"atelier.run": run_id, "atelier.kind": "flow"})
+    return Links(backend.page).run(found.info.experiment_id, found.info.run_id) if found is not None else ""
+
+
+def model_pages_of(store: Store, fingerprint: str) -> dict[str, str]:
+    """Pages of a model by what they show: `registered` (its newest version), `model` (where it is logged,
+    with its lineage). Raises as above.
+    """
+    backend = Backend(tracking_address("", store), own_files(store))
+    links, pages = Links(backend.page), dict[str, str]()
+    mine = {"atelier.fingerprint": fingerprint}
+    versions = backend.client.search_model_versions(tag_filter(mine))
+    if versions:
+        newest = max(versions, key=lambda one: one.creation_timestamp or 0)
+        pages["registered"] = links.registered(newest.name, str(newest.version))
+    models = backend.find_models(backend.experiments(), mine | {"atelier.kind": "model"})
+    if models:
+        pages["model"] = links.model(str(models[0].experiment_id), models[0].model_id)
+    return pages

@@ -36,6 +36,7 @@ STACK = (
 # pattern of a command -> why it is not run here, and the file that runs it, "" where none does
 ENDLESS, SLURM = "serves until it is ended", "a cluster of Slurm"
 SITE = "waits for the other site"
+GIVEN = "needs what the reader puts in"
 INDEX, ALL = "asks pip's index", "what a developer starts; this test is a part of it"
 ELSEWHERE = {
     "atelier new (model|objective) <name>": ("in a project", "tests/flow/test_own_project.py"),
@@ -54,6 +55,9 @@ ELSEWHERE = {
     "atelier watch": ("goes on as long as a training", "tests/faults/test_watch.py"),
     "atelier rerun <run>": ("the id of a run", "tests/flow/test_rerun.py"),
     "atelier audit": ("ends with 3 where a question was read", "tests/flow/test_audit.py"),
+    "atelier (logs|cancel|debug) ": (GIVEN, "tests/flow/test_verbs.py"),
+    "atelier open ": (GIVEN, "tests/service/test_verbs.py"),
+    "atelier rm <model>": (GIVEN, "tests/flows/cli/test_rm.py"),
     "atelier site": (SITE, "tests/infra/sites/test_agent.py"),
     "docker-compose --profile gpu": ("docker with GPUs", ""),
     "(PIP_NO_INDEX=1 )?docker-compose build": ("docker", "infra/docker/verify"),

@@ -73,7 +73,16 @@ def test_completion_knows_the_models_and_runs_of_the_store(root: Path) -> None:
     assert candidates("atelier generate s") == ["student_a "]
     assert candidates("atelier finetune init=") == ["init=student_a "]
     assert candidates("atelier lineage 2026") == ["20260101-000000-abcdef "]
-    assert candidates("atelier gc --forget 2") == ["20260101-000000-abcdef "]
+    for command in ("gc --forget", "logs", "cancel", "debug", "open"):
+        assert candidates(f"atelier {command} 2") == ["20260101-000000-abcdef "], command
+
+
+def test_completion_knows_the_tasks_of_the_run(root: Path) -> None:
+    rows = [{"name": name, "fingerprint": "1"} for name in ("train", "score.nano")]
+    manifest = RunManifest.model_validate({"id": "20260101-000000-abcdef", "tasks": rows})
+    write_manifest(Store(str(root)), manifest)
+    assert candidates("atelier logs 20260101 s") == ["score.nano "]
+    assert candidates("atelier debug 20260101 t") == ["train "]
 
 
 def test_bash_completes_behind_an_at_sign_and_an_equals_sign(root: Path, tmp_path: Path) -> None:
