@@ -22,6 +22,7 @@ OF_ROWS = (
     *("every", "outer", "delay", "fragments", "membership"),
     *("codec", "choose", "stall", "rounds", "feedback", "clip"),
 )
+OF_CODEC = ("codec", "choose", "stall", "rounds", "feedback")  # of OF_ROWS
 OF_ROLES = ("top", "values", "temperature", "ahead")
 
 
@@ -256,9 +257,19 @@ class Link(Section):
     def for_roles_alone(self) -> "Link | None":
         return None if self.roles else self
 
+    def among(self, roles: Collection[str]) -> "Link":
+        kept = {site: tuple(role for role in own if role in roles) for site, own in self.roles.items()}
+        return self.model_copy(update={"roles": kept})
+
     @property
-    def for_fine_tuning(self) -> None:
+    def at_one_site(self) -> None:
         return None
+
+    @property
+    def without_codec(self) -> "Link":
+        """With whole contributions; a teacher's answers keep their form."""
+        fields = type(self).model_fields
+        return self.model_copy(update={name: fields[name].default for name in OF_CODEC})
 
     def check_section(self, section: Spec) -> None:
         if not isinstance(section, Train):
