@@ -1,5 +1,5 @@
-"""Loss of training over two sites at a hundredth of the bytes, beside synchronous training; each of these ways
-has its best learning rate of the matrices.
+"""Loss of training over two sites at a hundredth of the bytes, beside synchronous training, each of both with
+its best learning rate of the matrices.
 
 python benchmarks/outer_tuned.py --seeds 1 2 3 --steps 504 [--store DIR] [--tiny]     30 minutes, two cores
 
