@@ -106,6 +106,10 @@ class Section(Spec):
         """The sequences per step that this run reads."""
         return batch
 
+    def arithmetic(self, precision: str) -> str:
+        """The precision in which this run computes, where the settings have `precision` for all."""
+        return precision
+
     @property
     def for_roles_alone(self) -> "Section | None":
         """The section for training some of the roles without their teachers."""
