@@ -1,13 +1,14 @@
 """Loss of training over two sites at a hundredth of the bytes, beside synchronous training, each of both with
-its best learning rate of the matrices.
+its best learning rate and momentum of the matrices.
 
 python benchmarks/outer_tuned.py --seeds 1 2 3 --steps 504 [--store DIR] [--tiny]     30 minutes, two cores
 
-The trainings of benchmarks/outer_loss.py: its text, model, rows, codec (int2) and `every` (8). The rates are
-chosen on a validation part, documents held out from those that the default text trains on, with seed 1 and
-equally many steps. The losses are then those of the default text's held-out part, which no choice has seen.
-`validation`: the loss by rate of each way. `more`: held-out nats a token above `synchronous` from the same
-seed, with half of its 95 % interval; `as_before`: the same with the default rate for both ways.
+The trainings of benchmarks/outer_loss.py: its text, model, rows, codec (int2) and `every` (8). First the rate
+is chosen, then the momentum, on a validation part: documents held out from those that the default text trains
+on, with seed 1 and equally many steps. The losses are then those of the default text's held-out part, which
+no choice has seen. `validation`: the loss by setting of each way. `more`: held-out nats a token above
+`synchronous` from the same seed, with half of its 95 % interval; `as_before`: the same with the default
+setting for both ways.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from machine import keep
 from outer_loss import AIM, LONG_LR, OverSites, way
 from parts import interval
 
-RATES = (0.0025, 0.005, 0.01, 0.02)  # of the matrices; the last one is the default
+RATES, MOMENTA = (0.005, 0.01, 0.02), (0.9, 0.95)  # of the matrices; the last ones are the defaults
+DEFAULT = (RATES[-1], MOMENTA[-1])
 EVERY = 8
 LINK: dict[str, Any] = way("int2", EVERY)
 SYNCHRONOUS, SITES = "synchronous", "average, int2, every 8"
@@ -28,11 +30,15 @@ SYNCHRONOUS, SITES = "synchronous", "average, int2, every 8"
 class Tuned(OverSites):
     """Trainings by the learning rate of the matrices."""
 
-    def loss(self, name: str, rate: float, seed: int) -> float:
-        """The held-out loss of a way."""
-        short, steps = f"{'s' if name == SYNCHRONOUS else 'i'}-m{str(rate)[2:]}", self.steps
+    def loss(self, name: str, setting: tuple[float, float], seed: int) -> float:
+        """The held-out loss of a way with this rate and momentum."""
+        (rate, momentum), steps = setting, self.steps
         role = self.role(self.model, "m")
         role["optim"] |= {"lr": LONG_LR, "matrix_lr": rate}
+        short = f"{'s' if name == SYNCHRONOUS else 'i'}-m{str(rate)[2:]}"
+        if momentum != MOMENTA[-1]:
+            role["optim"]["momentum"] = momentum
+            short += f"-mom{momentum:.2f}".replace("0.", "")
         self._role = lambda steps: role
         if name == SITES:
             return self.over_sites(short, seed, LINK, steps)
@@ -49,9 +55,15 @@ class Tuned(OverSites):
         return path
 
 
-def tuned(found: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The rate with the lowest loss, by way."""
-    return {name: float(min(losses, key=losses.__getitem__)) for name, losses in found.items()}
+def chosen_for(name: str, part: Tuned) -> tuple[dict[str, float], tuple[float, float]]:
+    """The losses on the validation part by setting, and the best of these settings."""
+    losses = {(rate, MOMENTA[-1]): part.loss(name, (rate, MOMENTA[-1]), 1) for rate in RATES}
+    rate, _ = min(losses, key=losses.__getitem__)
+    losses |= {(rate, momentum): part.loss(name, (rate, momentum), 1) for momentum in MOMENTA}
+    shown = {
+        f"rate {rate:g}, momentum {momentum:g}": round(loss, 4) for (rate, momentum), loss in losses.items()
+    }
+    return shown, min(losses, key=losses.__getitem__)
 
 
 def main() -> None:
@@ -69,13 +81,12 @@ def main() -> None:
     part.source, part.store = str(test.training_text()), chosen.store / "validation"
     validation = Tuned(part)
     ways = (SYNCHRONOUS, SITES)
-    found = {name: {str(rate): validation.loss(name, rate, 1) for rate in RATES} for name in ways}
-    rates = tuned(found)
-    print(found, rates, flush=True)
+    found = {name: chosen_for(name, validation) for name in ways}
+    print(found, flush=True)
     by_seed: dict[int, dict[str, float]] = {}
     for seed in chosen.seeds:
-        own = {name: test.loss(name, rate, seed) for name, rate in rates.items()}
-        default = {f"{name}, default rate": test.loss(name, RATES[-1], seed) for name in ways}
+        own = {name: test.loss(name, best, seed) for name, (_, best) in found.items()}
+        default = {f"{name}, default": test.loss(name, DEFAULT, seed) for name in ways}
         by_seed[seed] = {name: round(loss, 4) for name, loss in (own | default).items()}
         print(seed, by_seed[seed], flush=True)
 
@@ -88,12 +99,10 @@ def main() -> None:
         "aim": AIM,
         "steps": test.steps,
         "bytes": round(test.message(LINK), 5),
-        "validation": {
-            name: {rate: round(loss, 4) for rate, loss in each.items()} for name, each in found.items()
-        },
-        "rates": rates,
+        "validation": {name: losses for name, (losses, _) in found.items()},
+        "chosen": {name: {"rate": best[0], "momentum": best[1]} for name, (_, best) in found.items()},
         "tuned": more(""),
-        "as_before": more(", default rate"),
+        "as_before": more(", default"),
         "by_seed": by_seed,
     }
     keep("outer_tuned", numbers, is_trial=test.tiny, made_by=test.made_by | validation.made_by)
