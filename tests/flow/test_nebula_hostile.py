@@ -173,6 +173,8 @@ def altered(sites: TwoSites, kind: str, draw: random.Random) -> tuple[Path, Mess
     while time.monotonic() < until:
         for about in mailbox.glob(f"*/{reader}-training.json") if not halted else ():
             said = json.loads(about.read_text())
+            if said["teacher"] and not about.with_name(f"{reader}-progress.json").exists():
+                continue  # it has not asked yet
             if (kind == "contribution") == (not said["teacher"]) and kind in ("contribution", said["what"]):
                 for process, command in sites.home.processes("atelier.engine.train").items():
                     if ("/sites/b/" in command) == (reader == "b"):
