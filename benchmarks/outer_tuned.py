@@ -1,14 +1,13 @@
 """Loss of training over two sites at a hundredth of the bytes, beside synchronous training, each of both with
-its best learning rate and momentum of the matrices.
+its best learning rate of the matrices.
 
 python benchmarks/outer_tuned.py --seeds 1 2 3 --steps 504 [--store DIR] [--tiny]     30 minutes, two cores
 
-The trainings of benchmarks/outer_loss.py: its text, model, rows, codec (int2) and `every` (8). First the rate
-is chosen, then the momentum, on a validation part: documents held out from those that the default text trains
-on, with seed 1 and equally many steps. The losses are then those of the default text's held-out part, which
-no choice has seen. `validation`: the loss by setting of each way. `more`: held-out nats a token above
-`synchronous` from the same seed, with half of its 95 % interval; `as_before`: the same with the default
-setting for both ways.
+The trainings of benchmarks/outer_loss.py: its text, model, rows, codec (int2) and `every` (8). The rate is
+chosen for each way on a validation part: documents held out from those that the default text trains on, with
+seed 1 and equally many steps. The losses are then those of the default text's held-out part, which no choice
+has seen. `validation`: the loss by rate of each way. `more`: held-out nats a token above `synchronous` from
+the same seed, with half of its 95 % interval.
 """
 
 import argparse
@@ -20,8 +19,7 @@ from machine import keep
 from outer_loss import AIM, LONG_LR, OverSites, way
 from parts import interval
 
-RATES, MOMENTA = (0.005, 0.01, 0.02), (0.9, 0.95)  # of the matrices; the last ones are the defaults
-DEFAULT = (RATES[-1], MOMENTA[-1])
+RATES = (0.005, 0.01, 0.02)  # of the matrices; the last one is the default
 EVERY = 8
 LINK: dict[str, Any] = way("int2", EVERY)
 SYNCHRONOUS, SITES = "synchronous", "average, int2, every 8"
@@ -30,15 +28,11 @@ SYNCHRONOUS, SITES = "synchronous", "average, int2, every 8"
 class Tuned(OverSites):
     """Trainings by the learning rate of the matrices."""
 
-    def loss(self, name: str, setting: tuple[float, float], seed: int) -> float:
-        """The held-out loss of a way with this rate and momentum."""
-        (rate, momentum), steps = setting, self.steps
+    def loss(self, name: str, rate: float, seed: int) -> float:
+        """The held-out loss of a way with this rate."""
+        short, steps = f"{'s' if name == SYNCHRONOUS else 'i'}-m{str(rate)[2:]}", self.steps
         role = self.role(self.model, "m")
         role["optim"] |= {"lr": LONG_LR, "matrix_lr": rate}
-        short = f"{'s' if name == SYNCHRONOUS else 'i'}-m{str(rate)[2:]}"
-        if momentum != MOMENTA[-1]:
-            role["optim"]["momentum"] = momentum
-            short += f"-mom{momentum:.2f}".replace("0.", "")
         self._role = lambda steps: role
         if name == SITES:
             return self.over_sites(short, seed, LINK, steps)
@@ -55,22 +49,12 @@ class Tuned(OverSites):
         return path
 
 
-def chosen_for(name: str, part: Tuned) -> tuple[dict[str, float], tuple[float, float]]:
-    """The losses on the validation part by setting, and the best of these settings."""
-    losses = {(rate, MOMENTA[-1]): part.loss(name, (rate, MOMENTA[-1]), 1) for rate in RATES}
-    rate, _ = min(losses, key=losses.__getitem__)
-    losses |= {(rate, momentum): part.loss(name, (rate, momentum), 1) for momentum in MOMENTA}
-    shown = {
-        f"rate {rate:g}, momentum {momentum:g}": round(loss, 4) for (rate, momentum), loss in losses.items()
-    }
-    return shown, min(losses, key=losses.__getitem__)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="to choose from")
     parser.add_argument("--steps", type=int, default=504, help=f"of each training; a multiple of {EVERY}")
     parser.add_argument("--store", type=Path, default=Path("outer-tuned-store"))
     parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
@@ -81,28 +65,25 @@ def main() -> None:
     part.source, part.store = str(test.training_text()), chosen.store / "validation"
     validation = Tuned(part)
     ways = (SYNCHRONOUS, SITES)
-    found = {name: chosen_for(name, validation) for name in ways}
-    print(found, flush=True)
+    found = {name: {rate: validation.loss(name, rate, 1) for rate in chosen.rates} for name in ways}
+    best = {name: min(losses, key=losses.__getitem__) for name, losses in found.items()}
+    print(found, best, flush=True)
     by_seed: dict[int, dict[str, float]] = {}
     for seed in chosen.seeds:
-        own = {name: test.loss(name, best, seed) for name, (_, best) in found.items()}
-        default = {f"{name}, default": test.loss(name, DEFAULT, seed) for name in ways}
-        by_seed[seed] = {name: round(loss, 4) for name, loss in (own | default).items()}
+        by_seed[seed] = {name: round(test.loss(name, rate, seed), 4) for name, rate in best.items()}
         print(seed, by_seed[seed], flush=True)
-
-    def more(end: str) -> dict[str, Any]:
-        above = [each[SITES + end] - each[SYNCHRONOUS + end] for each in by_seed.values()]
-        return {"more": round(sum(above) / len(above), 4), "interval": interval(above)}
-
+    more = [each[SITES] - each[SYNCHRONOUS] for each in by_seed.values()]
     numbers = {
         "params": test.model.num_params(),
         "aim": AIM,
         "steps": test.steps,
         "bytes": round(test.message(LINK), 5),
-        "validation": {name: losses for name, (losses, _) in found.items()},
-        "chosen": {name: {"rate": best[0], "momentum": best[1]} for name, (_, best) in found.items()},
-        "tuned": more(""),
-        "as_before": more(", default"),
+        "validation": {
+            name: {f"{rate:g}": round(loss, 4) for rate, loss in each.items()} for name, each in found.items()
+        },
+        "chosen": best,
+        "more": round(sum(more) / len(more), 4),
+        "interval": interval(more),
         "by_seed": by_seed,
     }
     keep("outer_tuned", numbers, is_trial=test.tiny, made_by=test.made_by | validation.made_by)
