@@ -55,15 +55,15 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="to choose from")
+    parser.add_argument("--source", type=Path, help="training text of an earlier run, with its store")
     parser.add_argument("--steps", type=int, default=504, help=f"of each training; a multiple of {EVERY}")
     parser.add_argument("--store", type=Path, default=Path("outer-tuned-store"))
     parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
     chosen = parser.parse_args()
-    chosen.threads, chosen.source, chosen.lr = 1, "", 0.0
-    test = Tuned(chosen)
-    part = argparse.Namespace(**vars(chosen))
-    part.source, part.store = str(test.training_text()), chosen.store / "validation"
-    validation = Tuned(part)
+    chosen.threads, chosen.lr = 1, 0.0
+    test = Tuned(argparse.Namespace(**vars(chosen) | {"source": ""}))
+    text, store = chosen.source or test.training_text(), chosen.store / "validation"
+    validation = Tuned(argparse.Namespace(**vars(chosen) | {"source": str(text), "store": store}))
     ways = (SYNCHRONOUS, SITES)
     found = {name: {rate: validation.loss(name, rate, 1) for rate in chosen.rates} for name in ways}
     best = {name: min(losses, key=losses.__getitem__) for name, losses in found.items()}
