@@ -7,25 +7,30 @@ pretrained model, which has an adapter at home. Both are asked for translations 
 atelier nebula experiment=tiny
 """
 
-from collections.abc import Mapping
-from typing import TypedDict
-
-from atelier.engine.config.base import Spec, parse
+from atelier.engine.config.base import parse
 from atelier.engine.config.data import Data, Score, Tokenizer, Transfer
 from atelier.engine.config.detect import DETECTOR, GENERATOR, Detect
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.exam import Examine
-from atelier.engine.config.extensions import kinds_of
-from atelier.engine.config.mixture import Phase, Sharing
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
-from atelier.engine.config.role import Role
+from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.sections import for_roles_alone, is_here
 from atelier.engine.config.train import Train
-from atelier.engine.config.tune import STUDENT, TEACHER, Tune
+from atelier.engine.config.tune import ALL_WEIGHTS, FULL_STUDENT, STUDENT, TEACHER, Tune
 from atelier.flows.controls import control_of, controls_of, fewer
-from atelier.flows.corpus import Text, extras, text_of
+from atelier.flows.corpus import Text, text_of
 from atelier.flows.evals import scored
+from atelier.flows.ways import (
+    PRETRAINED,
+    SOURCE,
+    like,
+    pairs_for,
+    pretrain,
+    pretrain_pair,
+    translate,
+    translations,
+    ways_of,
+)
 from atelier.infra.dag import Reference
 from atelier.tasks.examine import examine as examine_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
@@ -33,14 +38,13 @@ from atelier.tasks.finetune import finetune as tune_on_labels
 from atelier.tasks.label import label
 from atelier.tasks.pose import pose_answered
 from atelier.tasks.register import register
-from atelier.tasks.render import render
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
 
 PATH_ONLY = "path only: these trainings are too short for their scores to say anything about the models"
 NO_CONTROL = "the student has no control here: score.controls=true trains it without a teacher, to compare"
-PRETRAINED, SOURCE, QUESTIONS = "pretrained", "main", "translation"
+QUESTIONS = "translation"
 
 
 def nebula(
@@ -60,55 +64,43 @@ def nebula(
     first = parse(Role, {"model": model, "objective": objective, "optim": optim}, "")
     pair = generator_and_detector(detect, first)
     text = text_of(data, tokenizer, [first, *pair.values()])
-    pretrained = train_roles(
-        {"model": first}, settings=train, parallel=parallel, labels={"model": PRETRAINED}, prefix="",
-        **read(text, {"model": first}),
-    )["model"]  # fmt: skip
-
-    detecting = train_roles(
-        pair, settings=like(train, "detect", detect), parallel=parallel, inits={GENERATOR: pretrained},
-        name="detect", prefix="detect.", section="detect", **read(text, pair),
-    )  # fmt: skip
-
-    if DETECTOR not in detecting:
-        raise ConfigError(
-            "detect.link",
-            "puts the detector at another site, but the next training begins from it",
-            "sites=[a,b] plans all sites together",
-        )
+    own, *ways = ways_of(train, detect, tune)
+    pretrained = pretrain(own, first, text, parallel)
+    detecting = pretrain_pair(own, pair, pretrained, text, parallel)
     roles = teacher_and_student(tune, first.model, detect.detector)
-    chats = render(tune.chats, pretrained, tune.sequence, "tune.chats", "tune.sequence", pairs=True)
-    translations = {
-        "tokens": {},
-        "weights": {SOURCE: 1.0},
-        "tokenizer": text.tokenizer,
-        "extras": {"chats": {SOURCE: chats}},
-        "prefix": "tune.",
-        "section": "tune",
-    }
-    begun = {TEACHER: detecting[DETECTOR], STUDENT: pretrained}
-    tuned = train_roles(
-        roles, settings=like(train, "tune", tune, sequence=tune.sequence), parallel=parallel, inits=begun,
-        name="tune", **translations,
-    )  # fmt: skip
+    chats = pairs_for(own, pretrained)
+    given = translations(chats, text)
+    begun = dict.fromkeys(roles, pretrained) | {TEACHER: detecting[DETECTOR]}
+    both = {name: roles[name] for name in (TEACHER, STUDENT)}
+    tuned = translate(own, roles, begun, given, parallel)
     here = [name for name in roles if is_here(tune, name)]
-    alone = controls_of(roles) if score.controls and STUDENT in here else {}
+    alone = controls_of(both) if score.controls and STUDENT in here else {}
     if alone:
         tuned |= train_roles(
             alone, settings=like(train, "tune", for_roles_alone(tune), sequence=tune.sequence),
             parallel=fewer(parallel, alone), inits=dict.fromkeys(alone, pretrained), name="tune.controls",
-            **translations,
+            **given,
         )  # fmt: skip
     extract_adapters(tuned, low_rank({**roles, **alone}, begun | dict.fromkeys(alone, pretrained)))
 
-    models = {PRETRAINED: pretrained, **detecting, **tuned}
+    before = {PRETRAINED: pretrained}
+    taught: dict[str, str] = {STUDENT: TEACHER, FULL_STUDENT: TEACHER}
+    for way in ways:
+        before[way.of(PRETRAINED)] = base = pretrain(way, first, text, parallel)
+        begun = {TEACHER: pretrain_pair(way, pair, base, text, parallel)[DETECTOR], STUDENT: base}
+        given = translations(pairs_for(way, base), text)
+        made = translate(way, both, begun, given, parallel)
+        tuned |= {way.of(name): each for name, each in made.items()}
+        taught[way.of(STUDENT)] = way.of(TEACHER)
+
+    models = {**before, **detecting, **tuned}
     sets = {QUESTIONS: pose_answered(chats, name=QUESTIONS, limit=tune.asked, most=tune.answer)}
     exams = {
         name: examine_model(each, sets, examine, trained=tune.sequence)[QUESTIONS]
         for name, each in tuned.items()
     }
     scores = score_models(
-        {name: models[name] for name in (PRETRAINED, *detecting)},
+        {**before, **detecting},
         {},
         settings=score,
         tokens=text.tokens[SOURCE],
@@ -119,7 +111,7 @@ def nebula(
         models,
         scores,
         title="nebula",
-        teachers={STUDENT: TEACHER} if STUDENT in tuned else {},
+        teachers={name: teacher for name, teacher in taught.items() if name in tuned},
         controls={STUDENT: control_of(STUDENT)} if alone else {},
         exams=exams,
         note=PATH_ONLY if tune.path_only else "" if alone else NO_CONTROL,
@@ -155,29 +147,6 @@ def transferred(
     )  # fmt: skip
 
 
-class PretrainingInputs(TypedDict):
-    """The inputs of a pretraining."""
-
-    tokens: dict[str, Reference]
-    weights: dict[str, float]
-    phases: dict[str, Phase]
-    sharing: Sharing
-    tokenizer: Reference
-    extras: dict[str, dict[str, Reference]]
-
-
-def read(text: Text, roles: Mapping[str, Role]) -> PretrainingInputs:
-    """The inputs of a pretraining of these roles."""
-    return {
-        "tokens": text.tokens,
-        "weights": text.weights,
-        "phases": text.phases,
-        "sharing": text.sharing,
-        "tokenizer": text.tokenizer,
-        "extras": extras(text, roles),
-    }
-
-
 def generator_and_detector(detect: Detect, first: Role) -> dict[str, Role]:
     """Roles of the second training: the pretrained model goes on, and draws tokens for the detector. Raises
     ConfigError for objectives that do not fit them.
@@ -197,7 +166,8 @@ def generator_and_detector(detect: Detect, first: Role) -> dict[str, Role]:
 
 def teacher_and_student(tune: Tune, small: Model, large: Model) -> dict[str, Role]:
     """Roles of the third training: the detector, tuned whole, teaches the pretrained model, of which only
-    `tune.trainable` is trained. Raises ConfigError for objectives that do not fit them.
+    `tune.trainable` is trained, and as a control one that is trained whole. Raises ConfigError for objectives
+    that do not fit them.
     """
     own = {name: spec for name, spec in tune.objective.items() if not type(spec).needs_teacher}
     student = {
@@ -208,17 +178,9 @@ def teacher_and_student(tune: Tune, small: Model, large: Model) -> dict[str, Rol
         "teacher": TEACHER,
         "attach": "replay",
     }
+    whole = {**student, "trainable": Trainable(kind="full"), "seed_name": STUDENT}
     return {
         TEACHER: parse(Role, {"model": large, "objective": own, "optim": tune.optim}, "tune"),
         STUDENT: parse(Role, student, "tune"),
+        **({FULL_STUDENT: parse(Role, whole, "tune")} if ALL_WEIGHTS in tune.controls else {}),
     }
-
-
-def like(train: Train, place: str, section: Spec, **other: object) -> Train:
-    """The settings of the first training with a section's own length and link. Raises ConfigError for a link
-    that does not fit. `place`: the section's name; `other`: what else differs.
-    """
-    own = {"steps": getattr(section, "steps", 0), "tokens": 0, "micro_batch": "auto", **other}
-    keys = kinds_of(f"config/{place}").keys() & kinds_of("config/train").keys()
-    links = {key: getattr(section, key) for key in keys}
-    return parse(Train, {**train.model_dump(), **own, **links}, place)

@@ -14,7 +14,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
-from atelier.engine.config.sections import for_fine_tuning, sections_of
+from atelier.engine.config.sections import at_one_site, sections_of
 from atelier.engine.config.text_blocks import TextBlocks
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, segments_of
@@ -88,7 +88,7 @@ def finetune(
 
 def tuning_of(settings: Finetune, train: Train) -> Train:
     """The settings of one draw's training."""
-    return for_fine_tuning(train).model_copy(
+    return at_one_site(train).model_copy(
         update={
             "steps": settings.num_steps,
             "tokens": 0,

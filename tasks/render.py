@@ -22,10 +22,11 @@ def render(
     place: str = "chats",
     length: str = "train.sequence",
     pairs: bool = False,
+    node: str = "",
 ) -> Reference:
     """Rows have at most `sequence` tokens, and the next one. `place`, `length`: configuration keys of the
     chats and of the sequence, for errors. `pairs`: keep the texts of prompts and answers, which
-    `pose_answered` reads.
+    `pose_answered` reads. `node`: the node's name where it is not the task's.
     """
     files = contents_of(files_of(chats, f"{place}.source"))
     identity: dict[str, Json] = {k: v for k, v in chats.as_identity().items() if k != "source"}
@@ -39,6 +40,7 @@ def render(
         "chats",
         {"model": model},
         name="chats",
+        node=node,
         version=VERSION,
         identity=identity,
         origin=origin | {"sequence": length},

@@ -2,7 +2,7 @@
 Torch-free.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import model_serializer
@@ -106,14 +106,27 @@ class Section(Spec):
         """The sequences per step that this run reads."""
         return batch
 
+    def arithmetic(self, precision: str) -> str:
+        """The precision in which this run computes, where the settings have `precision` for all."""
+        return precision
+
     @property
     def for_roles_alone(self) -> "Section | None":
         """The section for training some of the roles without their teachers."""
         return self
 
+    def among(self, roles: Collection[str]) -> "Section":
+        """The section for a training that has these of its roles."""
+        return self
+
     @property
-    def for_fine_tuning(self) -> "Section | None":
-        """The section for fine-tuning on labels."""
+    def at_one_site(self) -> "Section | None":
+        """The section for a training that exchanges nothing with other sites."""
+        return self
+
+    @property
+    def without_codec(self) -> "Section":
+        """The section with messages between sites that lose nothing."""
         return self
 
     def check_section(self, section: Spec) -> None:

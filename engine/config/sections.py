@@ -3,7 +3,7 @@ engine/extensions/<name>/config/train/<key>.py, which is imported only if a conf
 Torch-free.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -132,9 +132,19 @@ def for_roles_alone(spec: SpecType) -> SpecType:
     return spec.model_copy(update={key: each.for_roles_alone for key, each in sections_of(spec).items()})
 
 
-def for_fine_tuning(spec: SpecType) -> SpecType:
-    """The same settings for fine-tuning on labels."""
-    return spec.model_copy(update={key: each.for_fine_tuning for key, each in sections_of(spec).items()})
+def among(spec: SpecType, roles: Collection[str]) -> SpecType:
+    """The same settings for a training that has these of its roles."""
+    return spec.model_copy(update={key: each.among(roles) for key, each in sections_of(spec).items()})
+
+
+def at_one_site(spec: SpecType) -> SpecType:
+    """The same settings for a training that exchanges nothing with other sites, such as fine-tuning."""
+    return spec.model_copy(update={key: each.at_one_site for key, each in sections_of(spec).items()})
+
+
+def without_codec(spec: SpecType) -> SpecType:
+    """The same settings with contributions between sites that lose nothing."""
+    return spec.model_copy(update={key: each.without_codec for key, each in sections_of(spec).items()})
 
 
 def filled(section: str, given: dict[str, Given]) -> dict[str, Given]:

@@ -4,7 +4,7 @@ learning, ERNIE 3.0, 2107.02137, section 3.3.2); handling of bad steps. Torch-fr
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 from pydantic.config import JsonDict
@@ -15,6 +15,8 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import Objectives, Optim
 from atelier.engine.config.schedule import RampUp
 from atelier.engine.config.sections import filled, sections_of, with_sections
+
+Precision = Literal["bf16", "fp32", "fp64", "fp8"]
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
 Bad = Literal["", "nan", "spike"]
@@ -217,7 +219,7 @@ class Train(Spec):
         default="auto", description="sequences that a rank computes at once", json_schema_extra=LAYOUT
     )
     sequence: int = Field(ge=SHORTEST, description="tokens per sequence")
-    precision: Literal["bf16", "fp32", "fp64", "fp8"] = Field(
+    precision: Precision = Field(
         default="bf16",
         description="arithmetic: bf16 (fp32 master weights), fp32, fp64, or fp8 (bf16 with float8 products"
         " in blocks; needs torchao and a supporting GPU)",
@@ -349,6 +351,14 @@ class Train(Spec):
         for value in sections_of(self).values():
             batch = value.batch_here(batch)
         return self.model_copy(update={"global_batch": batch}) if batch != self.global_batch else self
+
+    @property
+    def arithmetic(self) -> Precision:
+        """The precision in which this run computes; other sites of the training may have another."""
+        precision: str = self.precision
+        for value in sections_of(self).values():
+            precision = value.arithmetic(precision)
+        return cast(Precision, precision)
 
     def at(self, step: int) -> "Train":
         """The same settings, with the batch and sequence of this step."""

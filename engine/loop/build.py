@@ -136,7 +136,7 @@ def build_member(
         body=body,
         weights=weights,
         plain=bare,
-        precision=train.precision,
+        precision=train.arithmetic,
         seed=train.seed,
         health=health,
         parts=training.parts,
@@ -194,7 +194,7 @@ def _body(
         for number in numbers
     ]
     fill_stages(stages, values, build_context.gang.device)
-    dtype = weight_dtype(train.precision)
+    dtype = weight_dtype(train.arithmetic)
     tied = tied_names(bare) if is_pipeline else set()
     return RoleModel(stages, numbers, grid=grid, layout=layout, dtype=dtype, tied=tied)
 
@@ -219,15 +219,15 @@ def _stage(
     is_first, is_last, begin = number == 0, number == len(counts) - 1, sum(counts[:number])
     if len(counts) > 1:
         keep_stage(model, range(begin, begin + counts[number]), is_first=is_first, is_last=is_last)
-    check_precision(train.precision, build_context.gang.device)
-    if train.precision == "fp8":
+    check_precision(train.arithmetic, build_context.gang.device)
+    if train.arithmetic == "fp8":
         use_float8(model)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
     for experts in mixtures(model):
         experts.products = layout.expert_products
     if layout.embedding == "columns" and files is None and has_own_head(spec.role.model):
-        dtype = sent_dtype(train.precision, build_context.gang.device)
+        dtype = sent_dtype(train.arithmetic, build_context.gang.device)
         is_even = not keys_with(layout, "chooses_batches")
         split_embedding(model, grid, dtype, is_even=is_even, is_first=is_first)
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
@@ -241,7 +241,7 @@ def _stage(
     stage = StageModule(
         model,
         grid=grid,
-        precision=train.precision,
+        precision=train.arithmetic,
         is_compiled=is_compiled,
         sequence_parallel=layout.sequence_parallel,
         is_split=len(counts) > 1 and layout.schedule == "zb",
@@ -256,7 +256,7 @@ def _stage(
             blocks,
             grid=grid,
             zero=layout.zero,
-            precision=train.precision,
+            precision=train.arithmetic,
             is_whole=spec.mode != "frozen" and bool(keys_with(train, "takes_gradients")),
         )
     return stage
@@ -282,7 +282,7 @@ def _ring(
         files,
         int(limit.gb * 1e9),
         device=build_context.gang.device,
-        dtype=weight_dtype(train.precision),
+        dtype=weight_dtype(train.arithmetic),
         place=limit.place,
         is_mapped=False,
         rank=grid.places["expert"],
@@ -317,7 +317,7 @@ def _plain(
 
     def plain() -> Model:
         with blank():
-            model = build(model_spec).to(weight_dtype(train.precision))
+            model = build(model_spec).to(weight_dtype(train.arithmetic))
             if spec.mode == "frozen":
                 return model.requires_grad_(False)
             move_parts(model, role.trainable)
@@ -354,7 +354,7 @@ def _streamed(
     limit = frozen_limit(layout)
     if limit is None or spec.mode != "frozen":
         return None
-    size = weight_dtype(train.precision).itemsize
+    size = weight_dtype(train.arithmetic).itemsize
     check_whole(layout, name)
     return source if sum(weight.numel() for _, weight in stored(bare)) * size > int(limit.gb * 1e9) else None
 

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import (
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
+from atelier.engine.config.train import Precision
 from atelier.engine.model.expert_mlp import EXPERTS
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.packed import PACKED
@@ -86,7 +87,6 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
     convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulate), module_filter_fn=is_chosen)
 
 
-Precision = Literal["bf16", "fp32", "fp64", "fp8"]
 HALF = ("bf16", "fp8")  # bf16 products and activations over fp32 weights
 
 # FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s per role and saves 15

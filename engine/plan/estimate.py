@@ -156,7 +156,7 @@ class Setting:
         model_shape, device = self.model_shape, self.device
         if not has_own_head(self.role.model):
             parallel = parallel.model_copy(update={"embedding": "gathered"})
-        machine = machine_of(self.pool, device, parallel, train.precision)
+        machine = machine_of(self.pool, device, parallel, train.arithmetic)
         interconnect = Interconnect(
             node=device.node_gbps * 1e9,
             network=device.network_gbps * 1e9,

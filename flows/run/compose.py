@@ -263,7 +263,7 @@ def resolved(arguments: Spec, pool: Pool) -> Spec:
         if best and train is not None and trained(arguments) and not pool.is_cpu:
             updates["train"] = train = train.model_copy(update={"micro_batch": best.micro_batch})
     if train is not None:
-        pool.check_precision(train.precision)
+        pool.check_precision(train.arithmetic)
     roles: dict[str, Role] | None = getattr(arguments, "roles", None)
     if roles is not None and train is not None:
         in_teaching_order(roles)

@@ -14,7 +14,7 @@ from atelier.engine.config.sections import places_here, sections_of
 from atelier.engine.config.site_name import ANY
 from atelier.engine.config.sites import Sites
 from atelier.engine.config.train import Train
-from atelier.engine.config.tune import STUDENT, TEACHER, Tune
+from atelier.engine.config.tune import ALL_WEIGHTS, FULL_STUDENT, STUDENT, TEACHER, Tune
 from atelier.engine.io.storage import join
 from atelier.infra.dag import Node
 from atelier.infra.sites.policy import Policies
@@ -115,7 +115,8 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
     for name, (ours, theirs) in APART.items():
         if section := section_of(document.get(name)):
             link = section_of(section.get("link"))
-            roles = link.get("roles") or {other: [theirs], here.name: [ours]}
+            extra = [FULL_STUDENT] if is_among(ALL_WEIGHTS, section.get("controls")) else []
+            roles = link.get("roles") or {other: [theirs], here.name: [ours, *extra]}
             result[name] = {**section, "link": {**link, "roles": cast(JsonObject, roles)}}
     for section in LINKED:
         link = section_of(section_of(result.get(section)).get("link"))
@@ -136,6 +137,10 @@ def with_sites(document: dict[str, Json], sites: Sites, here: SiteHere) -> dict[
                 "leave it out",
             )
     return linked_at(decided_at(result, here.name), here.name, here.mailbox)
+
+
+def is_among(word: str, given: Json) -> bool:
+    return isinstance(given, list | tuple) and word in given
 
 
 def interval(train: Mapping[str, Json], link: Mapping[str, Json]) -> int:

@@ -56,7 +56,7 @@ def computed(node: Node, product: Product, record: Record | None, pool: Pool) ->
 
 def here(node: Node, pool: Pool) -> str:
     """The precision of a training on the pool: float32 where 16 bits would only be emulated."""
-    precision = node.training.train.precision
+    precision = node.training.train.arithmetic
     return "fp32" if precision == "bf16" and not pool.half else precision
 
 
@@ -246,7 +246,7 @@ def _notes(frozen: RunConfig, outdated: dict[str, list[str]], short: list[str]) 
     """Warnings to show before the run."""
     found = []
     train = getattr(frozen.arguments, "train", None)
-    if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool_of("train").half:
+    if isinstance(train, Train) and train.arithmetic == "bf16" and not frozen.pool_of("train").half:
         found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
     for what, names in outdated.items():
         found.append(

@@ -4,6 +4,7 @@ and tokenizer.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import cast
@@ -51,7 +52,9 @@ def sets_of_exams(store: Store, word: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Existing:
-    """A finished model; `text`: its tokens and their sequence length, None for an adopted model."""
+    """A finished model; `text`: its tokens and their sequence length, None for a model that was
+    adopted or trained at another site.
+    """
 
     reference: Reference
     spec: ModelSpec
@@ -61,12 +64,12 @@ class Existing:
 
     @property
     def tokens(self) -> Reference:
-        """Its tokens. Raises ConfigError for an adopted model."""
+        """Its tokens. Raises ConfigError for a model without `text`."""
         return self._known[0]
 
     @property
     def sequence(self) -> int:
-        """Its sequence length. Raises ConfigError for an adopted model."""
+        """Its sequence length. Raises ConfigError for a model without `text`."""
         return self._known[1]
 
     @property
@@ -93,7 +96,7 @@ class Existing:
             name = self.reference.name
             raise ConfigError(
                 self.place,
-                f"{name} was adopted: its training text is not known",
+                f"{name} was adopted, or trained at another site: its training text is not known here",
                 "give a model that was trained here",
             )
         return self.text
@@ -126,8 +129,9 @@ def existing_in(store: Store, word: str, place: str) -> Existing:
         return replace(found, text=(text, parent.sequence))
     text = None
     if tokens:
-        sequence = whole_of(read_trajectory(store, record.parents["trajectory"]).identity["sequence"])
-        text = Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""), sequence
+        with suppress(FileNotFoundError):  # another site trained it, and has sent the model alone
+            sequence = whole_of(read_trajectory(store, record.parents["trajectory"]).identity["sequence"])
+            text = Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""), sequence
     tokenizer = _tokenizer(store, record.parents["tokenizer"])
     return Existing(
         reference=_reference(record, spec), spec=spec, tokenizer=tokenizer, text=text, place=place

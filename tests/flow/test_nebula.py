@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 WORDS = ("nebula", "experiment=tiny", "tracker=none", "score.baselines=false", "train.checkpoint_every=4")
 FIXED = (*WORDS, "score.controls=true", "train.link.codec.kind=int8")  # a chosen codec depends on the clock
 PRETRAINED = {"pretrained", "generator", "detector"}
+CONTROLS = ("all-weights", "one-site", "no-codec")
 TUNED = {"detector/pretrained-0", "detector/scratch-0"}  # on pairs of sentences
 
 
@@ -182,3 +183,42 @@ def test_pairs_of_a_file_are_learned_too(tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0, out + err
     assert {*weights_of(store)} == {*PRETRAINED, *TUNED, "teacher", "student"}
+
+
+def test_controls_are_compared_in_one_report_and_a_killed_one_has_the_bits_of_a_run_of_its_own(
+    whole: TwoSites, tmp_path: Path
+) -> None:
+    """Nothing of the first run is trained again, and a run at one site has nothing left to train."""
+    words = (*FIXED, f"tune.controls=[{','.join(CONTROLS)}]")
+    first = whole.models()[0]
+    command = whole.home.start(*words)
+    command.until(
+        lambda: any(each["name"] == "pretrained-one-site" for each in whole.home.records("model")),
+        "a control's pretraining",
+    )
+    for process in whole.home.processes("atelier\0nebula"):
+        os.kill(process, signal.SIGKILL)
+    command.wait()
+    whole.home.wait_for_quiet()
+    code, out, err = whole.home.finish(*words)
+    assert code == 0, out + err
+    found, ways = whole.models()[0], ("one-site", "no-codec")
+    made = {f"{name}-{way}" for way in ways for name in (*PRETRAINED, "teacher", "student")}
+    assert {*found} - {*first} == made | {"student-all-weights"}
+    assert {name: found[name] for name in first} == first
+    assert found["pretrained-no-codec"] != found["pretrained"] != found["pretrained-one-site"]
+    assert len({str(found[name]) for name in found if name.startswith("student")}) == 5
+    page = max(whole.home.root.glob("report/*/*/report.md"), key=os.path.getmtime).read_text()
+    for name in (*(f"student-{name}" for name in CONTROLS), *(f"pretrained-{way}" for way in ways)):
+        assert f"| {name} " in page, name
+    alone = ran(tmp_path, (*WORDS, "sites=[]")).models()[0]
+    assert {name: found[f"{name}-one-site"] for name in (*PRETRAINED, "teacher", "student")} == {
+        name: weights for name, weights in alone.items() if name not in TUNED
+    }
+    for of_its_own in ((*WORDS, "sites=[]"), (*WORDS, "train.link.codec.kind=none")):
+        code, out, err = whole.home.finish("plan", *of_its_own, "--json")
+        states = {row["name"]: row["state"] for row in json.loads(out)["tasks"]}
+        trained = [
+            state for name, state in states.items() if name.split(".")[0] in ("train", "detect", "tune")
+        ]
+        assert code == 0 and {*trained} == {"reuse"}, (states, err)

@@ -18,6 +18,7 @@ from atelier.infra.store.store import Store
 
 HERE = SiteHere("a", "/mail")
 LOOPBACK = ("experiment=tiny", "train.link.every=6", "sites.loopback=true")
+ALL_OF_IT = ("tune.trainable.kind=full", "~tune.trainable.rank", "~tune.trainable.alpha")
 ELASTIC = ("train.link.membership.kind=elastic",)
 
 
@@ -230,16 +231,49 @@ def test_nebula_pretrains_at_both_its_generator_and_its_student_are_at_home(root
         compose("nebula", ["experiment=tiny", "train.global_batch=64", "train.micro_batch=16", *words])
 
 
+def test_controls_of_nebula_are_trainings_of_a_one_site_run_of_an_uncompressed_one_and_of_one_more_student(
+    root: Path,
+) -> None:
+    """With the fingerprints of those runs, so that each is computed once."""
+
+    def products(*words: str) -> dict[str, str]:
+        nodes = placed_nodes(compose("nebula", ["experiment=tiny", *words]), Store(str(root)))
+        here = [node for nodes_there in (nodes.here, *nodes.there.values()) for node in nodes_there]
+        made = [each for node in here if node.task == "train" for each in node.products.values()]
+        return {product.name: product.fingerprint for product in made}
+
+    own, alone = products(), products("sites=[]")
+    whole, full = products("train.link.codec.kind=none"), products(*ALL_OF_IT)
+    found = products("tune.controls=[all-weights,one-site,no-codec]")
+    assert {name: found[name] for name in own} == own
+    assert {name: found[f"{name}-one-site"] for name in alone} == alone
+    assert {name: found[f"{name}-no-codec"] for name in whole} == whole
+    assert found["student-all-weights"] == full["student"] != own["student"]
+    assert len({found[name] for name in found if name.startswith("student")}) == 4
+    assert len(found) == 3 * len(own) + 1
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("tune.link.roles={a:[teacher],c:[student]}",), "c is not one of sites"),
-        (("tune.link.roles={a:[techer],b:[student]}",), "techer is neither teacher nor student"),
+        (
+            ("tune.link.roles={a:[techer],b:[student]}",),
+            "techer is none of teacher, student, student-all-weights",
+        ),
+        (("sites=[]", "tune.controls=[one-site]"), "tune.controls: one-site is this run itself"),
+        (("train.link.codec.kind=none", "tune.controls=[no-codec]"), "no codec compresses its contributions"),
+        (("sites=[]", "tune.controls=[no-codec]"), "no codec compresses its contributions"),
+        (("tune.controls=[one-site,one-site]",), "give each once"),
+        (
+            (*ALL_OF_IT, "tune.controls=[all-weights]"),
+            "all-weights is the student itself with trainable.kind=full",
+        ),
         (("~tune.objective.logits",), "none learns from the teacher"),
         (("~tune.objective.chat",), "none learns from answers"),
         (("tune.link.choose=[{kind:int8},{kind:int4}]",), "does nothing in the flow nebula"),
         (("detect.link.every=4",), "does nothing in the flow nebula"),
-        (("detect.link.roles={a:[generator],b:[detecter]}",), "detecter is neither generator nor detector"),
+        (("detect.link.roles={a:[generator],b:[detecter]}",), "detecter is none of generator, detector"),
         (("~detect.objective.replaced",), "none learns from the generator"),
         (("~detect.objective.lm",), "none predicts tokens"),
         (

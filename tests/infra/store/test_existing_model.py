@@ -90,3 +90,14 @@ def test_only_baselines_of_texts_that_begin_with_a_token_have_a_new_version(
         stop_scheduling(token)
     scores = [node.products["baselines"] for node in nodes if node.task == "score"]
     assert [each.version for each in scores] == [version] * 2
+
+
+def test_a_model_that_another_site_trained_has_no_text_here(made: Family) -> None:
+    """The site has sent the model, not the record of its training."""
+    store = made.shelf.store
+    trajectory = store.address("trajectory", made["teacher"].parents["trajectory"])
+    Path(trajectory, "trajectory.json").unlink()
+    found = existing_model("teacher", "init")
+    assert found.text is None and found.reference.fingerprint == made["teacher"].fingerprint
+    with pytest.raises(ConfigError, match=r"init: teacher was adopted, or trained at another site"):
+        _ = found.tokens

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a link, and what 
     "membership.coordinator": (ELASTIC, attended(coordinator="b")),
     "feedback": (coded(kind="int4"), {"feedback": False}),
     "clip": (ROWS, {"clip": 1.0}),
+    "precision": (ROWS, {"precision": {"b": "fp32"}}),
     "roles": (ROLES, {"roles": {"a": ["teacher"], "c": ["student"]}}),
     "top": (ROLES, {"top": 16}),
     "values": (ROLES, {"values": "exact"}),

@@ -9,4 +9,4 @@ from atelier.engine.extensions.sites.config.tune.link import TuneLink
 class DetectLink(TuneLink):
     """The site of each role. Over `sites` the generator is at home, the detector at another site."""
 
-    ROLES: ClassVar[tuple[str, str]] = (GENERATOR, DETECTOR)
+    ROLES: ClassVar[tuple[str, ...]] = (GENERATOR, DETECTOR)

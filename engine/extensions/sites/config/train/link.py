@@ -20,8 +20,9 @@ from atelier.engine.extensions.sites.config.outer import LAYOUT, Membership, Out
 # fields that do nothing without `rows`, and without `roles`
 OF_ROWS = (
     *("every", "outer", "delay", "fragments", "membership"),
-    *("codec", "choose", "stall", "rounds", "feedback", "clip"),
+    *("codec", "choose", "stall", "rounds", "feedback", "clip", "precision"),
 )
+OF_CODEC = ("codec", "choose", "stall", "rounds", "feedback")  # of OF_ROWS
 OF_ROLES = ("top", "values", "temperature", "ahead")
 
 
@@ -42,6 +43,7 @@ class Link(Section):
         "membership": {},
         "feedback": True,
         "clip": 0.0,
+        "precision": {},
         "top": 32,
         "values": "8bit",
         "temperature": 1.0,
@@ -93,6 +95,9 @@ class Link(Section):
         ge=0,
         description="rows: L2 norm over all weights to which a contribution is scaled down; a longer one is"
         " refused; 0 = any",
+    )
+    precision: dict[SiteName, Literal["bf16", "fp32"]] = Field(
+        default={}, description="rows: train.precision of single sites; all keep float32 weights"
     )
     roles: dict[SiteName, tuple[str, ...]] = Field(
         default={},
@@ -249,6 +254,9 @@ class Link(Section):
     def averages(self) -> str:
         return "rows" if self.rows else ""
 
+    def arithmetic(self, precision: str) -> str:
+        return self.precision.get(self.site, precision)
+
     def batch_here(self, batch: int) -> int:
         return self.rows[self.site] if self.rows else batch
 
@@ -256,9 +264,19 @@ class Link(Section):
     def for_roles_alone(self) -> "Link | None":
         return None if self.roles else self
 
+    def among(self, roles: Collection[str]) -> "Link":
+        kept = {site: tuple(role for role in own if role in roles) for site, own in self.roles.items()}
+        return self.model_copy(update={"roles": kept})
+
     @property
-    def for_fine_tuning(self) -> None:
+    def at_one_site(self) -> None:
         return None
+
+    @property
+    def without_codec(self) -> "Link":
+        """With whole contributions; a teacher's answers keep their form."""
+        fields = type(self).model_fields
+        return self.model_copy(update={name: fields[name].default for name in OF_CODEC})
 
     def check_section(self, section: Spec) -> None:
         if not isinstance(section, Train):
@@ -269,6 +287,10 @@ class Link(Section):
                 f"link.rows={rows} are {sum(rows.values())} sequences a step, global_batch is"
                 f" {section.global_batch}; give each site one or more, global_batch in all"
             )
+        for site, own in self.precision.items():
+            if site not in sites or own == section.precision or section.precision not in ("bf16", "fp32"):
+                there = f"link.precision.{site}={own}, and train.precision={section.precision}"
+                raise ValueError(f"{there}: give one of {', '.join(sites)} the other of bf16 and fp32")
         if self.site not in sites and not self.is_whole:
             raise ValueError(f"link.site={self.site or None}: this run is at one of {', '.join(sites)}")
         if not self.mailbox.startswith("/") and "://" not in self.mailbox:

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from atelier.engine.config.base import Spec
-from atelier.engine.config.tune import STUDENT, TEACHER
+from atelier.engine.config.tune import FULL_STUDENT, STUDENT, TEACHER
 from atelier.engine.extensions.sites.config.train.link import Link
 
 
@@ -12,7 +12,7 @@ class TuneLink(Link):
     teacher at another site.
     """
 
-    ROLES: ClassVar[tuple[str, str]] = (TEACHER, STUDENT)
+    ROLES: ClassVar[tuple[str, ...]] = (TEACHER, STUDENT, FULL_STUDENT)
 
     def check_section(self, section: Spec) -> None:
         """As in Link, for a training too."""
@@ -20,4 +20,4 @@ class TuneLink(Link):
         if self.rows:
             raise ValueError("link.rows: its roles live at different sites; use link.roles")
         if strange := sorted({role for roles in self.roles.values() for role in roles} - {*self.ROLES}):
-            raise ValueError(f"link.roles: {strange[0]} is neither {self.ROLES[0]} nor {self.ROLES[1]}")
+            raise ValueError(f"link.roles: {strange[0]} is none of {', '.join(self.ROLES)}")
