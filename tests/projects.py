@@ -39,6 +39,7 @@ def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
     def clear() -> None:
         for cached in CACHED:
             cached.cache_clear()
+        own_code._read.clear()
         for name in [name for name in sys.modules if name.partition(".")[0] in made]:
             del sys.modules[name]
 

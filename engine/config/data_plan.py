@@ -25,7 +25,7 @@ from atelier.engine.config.mixture import (
     kinds_of_rows,
     streams,
 )
-from atelier.engine.config.own_code import code_of
+from atelier.engine.config.own_code import KEY, code_of, files_in
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.train import Progressive, Train
 
@@ -191,7 +191,10 @@ def _objectives(found: Json, place: str) -> dict[str, ObjectiveSpec]:
                 f"{place}: objective.{key} has version {version} of {spec.kind}, this code {spec.version}"
             )
         if code != code_of(kind):
-            raise DataError(f"{place}: objective.{key} is of other code of kind {spec.kind}")
+            raise DataError(
+                f"{place}: objective.{key} is of other code of kind {spec.kind}"
+                f" ({files_in({KEY: code})}); take that code back, or train again"
+            )
         result[key] = spec
     return result
 

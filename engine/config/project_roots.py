@@ -6,7 +6,6 @@ A file of another root has its root's name first: mine/engine/model/mine.py is e
 root `mine`, and is imported as mine.engine.model.mine. A file of Atelier has no such part.
 """
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -64,14 +63,6 @@ class ProjectRoot:
             if path.suffix in SUFFIXES and path.is_file() and not _is_hidden(path.relative_to(self.folder))
         ]
 
-    def digest(self) -> str:
-        """sha256 over names and contents of its sources, 16 digits."""
-        found = hashlib.sha256()
-        for path in self.sources():
-            name = path.relative_to(self.folder).as_posix()
-            found.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-        return found.hexdigest()[:16]
-
 
 ATELIER = ProjectRoot("atelier", PROJECT)
 _used: list[tuple[ProjectRoot, ...]] = []  # set by `use_roots`
@@ -101,7 +92,7 @@ def use_roots(places: Iterable[tuple[str, str]]) -> None:
     that is not on this machine.
     """
     roots = [ProjectRoot(name, Path(folder)) for name, folder in places]
-    _used[:] = [_checked(roots, "roots")]
+    _used[:] = [_checked(roots, "roots", are_given=True)]
 
 
 def located(file: str, project: Path = PROJECT) -> Path:
@@ -135,7 +126,16 @@ def files_in_roots(folder: str, ending: str) -> dict[str, ProjectRoot]:
     """The names of files in a folder (engine/config/model) of other roots, without their ending, each with
     its root. Raises ConfigError if two roots, or Atelier and a root, have a file of one name.
     """
-    return _files(folder, ending, other_roots())
+    roots = other_roots()
+    return _files(folder, ending, roots, tuple(map(_changed_at, (root.folder / folder for root in roots))))
+
+
+def _changed_at(folder: Path) -> int:
+    """When a file was added to a folder, or removed, nanoseconds; 0 = there is none."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def file_of_root(file: str) -> str:
@@ -149,7 +149,9 @@ def file_of_root(file: str) -> str:
 
 
 @cache
-def _files(folder: str, ending: str, roots: tuple[ProjectRoot, ...]) -> dict[str, ProjectRoot]:
+def _files(
+    folder: str, ending: str, roots: tuple[ProjectRoot, ...], changed: tuple[int, ...]
+) -> dict[str, ProjectRoot]:
     found: dict[str, ProjectRoot] = {}
     for root in roots:
         for path in sorted((root.folder / folder).glob(f"[!_.]*{ending}")):
@@ -194,7 +196,7 @@ def read_toml(path: Path) -> str:
 def _found(given: str | None, here: str | None, where: str) -> tuple[ProjectRoot, ...]:
     if given:
         places = json.loads(given)
-        return _checked([ProjectRoot(name, Path(folder)) for name, folder in places], GIVEN)
+        return _checked([ProjectRoot(name, Path(folder)) for name, folder in places], GIVEN, are_given=True)
     roots = list(_installed())
     folder = _at_hand(here, where)
     if folder is not None:
@@ -217,13 +219,20 @@ def _at_hand(here: str | None, where: str) -> Path | None:
 def _nearest(folder: Path) -> Path | None:
     """The nearest folder above, or this one, with an atelier.toml. Raises ConfigError for another user's."""
     found = next((one for one in (folder, *folder.parents) if (one / TOML).is_file()), None)
-    if found is not None and (found / TOML).stat().st_uid not in (os.getuid(), ROOT):
+    if found is not None and any(map(_is_anothers, (found, *(found / name for name in (TOML, *SOURCES))))):
         raise ConfigError(
             str(found / TOML),
             "belongs to another user, and its code would run as you",
             f"{HERE}={found} uses it, {HERE}= leaves it out",
         )
     return found
+
+
+def _is_anothers(path: Path) -> bool:
+    """Whether a path that exists, or what it links to, is neither this user's nor the superuser's."""
+    with suppress(FileNotFoundError):
+        return not {path.lstat().st_uid, path.stat().st_uid} <= {os.getuid(), ROOT}
+    return path.is_symlink()
 
 
 def _installed() -> Iterator[ProjectRoot]:
@@ -283,8 +292,8 @@ def _entries(text: str, path: Path) -> list[tuple[str, str]]:
     return parser.items(ENTRY)
 
 
-def _checked(roots: list[ProjectRoot], place: str) -> tuple[ProjectRoot, ...]:
-    """Atelier and these roots, importable."""
+def _checked(roots: list[ProjectRoot], place: str, *, are_given: bool = False) -> tuple[ProjectRoot, ...]:
+    """Atelier and these roots, importable. `are_given`: perhaps as a copy, beside their installation."""
     by_name: dict[str, ProjectRoot] = {}
     for root in roots:
         if root.name in by_name:
@@ -296,7 +305,7 @@ def _checked(roots: list[ProjectRoot], place: str) -> tuple[ProjectRoot, ...]:
             )  # fmt: skip
         by_name[root.name] = root
     for root in roots:
-        _offer(root)
+        _offer(root, is_given=are_given)
     return (ATELIER, *roots)
 
 
@@ -305,12 +314,13 @@ def _same_name(name: str, first: ProjectRoot, second: ProjectRoot) -> ConfigErro
     return ConfigError(f"root {name}", problem, f"uninstall one, or rename one in its {TOML}")
 
 
-def _offer(root: ProjectRoot) -> None:
+def _offer(root: ProjectRoot, *, is_given: bool) -> None:
     """Make the root importable by its name, without a change of Python's path."""
     there = sys.modules.get(root.name)
     spec = importlib.util.find_spec(root.name) if there is None else there.__spec__
     origin = spec.origin if spec else None  # none of a folder without __init__.py, which anyone may have
-    if origin and not Path(origin).resolve().is_relative_to(root.folder):
+    own = root.folder / "__init__.py"
+    if origin and not is_given and Path(origin).resolve() != own.resolve():
         problem = f"{origin} is imported by that name"
         raise ConfigError(f"root {root.name}", problem, "rename the root")
     if there is None or getattr(there, "__path__", None) != [str(root.folder)]:

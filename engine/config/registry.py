@@ -19,8 +19,8 @@ from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.extensions import kinds_of
 from atelier.engine.config.kind_files import kind_class, kinds_in_roots
-from atelier.engine.config.own_code import code_digest
-from atelier.engine.config.project_roots import ProjectRoot, file_of_module, project_roots
+from atelier.engine.config.own_code import code_digest, files_in
+from atelier.engine.config.project_roots import ProjectRoot, project_roots
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective; metrics are named by it
@@ -98,7 +98,7 @@ class ModelSpec(Kind, ABC):
         """Plain JSON for a model's config.json, with the kind's version if it is not 1, and the digest of its
         code if that is of another project root.
         """
-        own = code_digest(type(self))
+        own = code_digest(self.as_identity())
         version = {} if self.version == 1 else {"version": self.version}
         return self.model_dump(mode="json") | version | ({"code": own} if own else {})
 
@@ -270,11 +270,13 @@ def check_code(made: Json, spec: ModelSpec, place: str, what: str) -> None:
     """Raise ConfigError if a model of a kind of another root was made with other code of it (`made`: the
     digest), so that its weights may mean another network. `what`: the model in the message.
     """
-    if made != code_digest(type(spec)):
+    identity = spec.as_identity()
+    if made != code_digest(identity):
+        files = files_in(identity) or "none of them is here now"
         raise ConfigError(
             place,
-            f"{what} was made with other code of kind {spec.kind} ({file_of_module(type(spec).__module__)})",
-            "take that code back, or train again",
+            f"{what} was made with other code of kind {spec.kind}, in one of its files: {files}",
+            "take that code back (its record names the commit of each project), or train again",
         )
 
 

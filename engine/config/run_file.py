@@ -25,14 +25,11 @@ class RootPlace(Spec):
 
     name: str
     folder: str
-    digest: str = Field(default="", description="of its sources when the gang was started")
 
 
 def root_places() -> tuple[RootPlace, ...]:
     """The roots of this process besides Atelier."""
-    return tuple(
-        RootPlace(name=root.name, folder=str(root.folder), digest=root.digest()) for root in other_roots()
-    )
+    return tuple(RootPlace(name=root.name, folder=str(root.folder)) for root in other_roots())
 
 
 class RunFile(Spec):

@@ -99,3 +99,8 @@ def _name(call: ast.Call) -> str:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def source_digest(content: bytes) -> str:
+    """The digest for comparing source files: 16 digits of sha256."""
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -2,7 +2,6 @@
 Torch-free.
 """
 
-import hashlib
 import importlib
 import os
 import sys
@@ -13,15 +12,12 @@ from pathlib import Path
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.project_roots import located, module_of
+from atelier.engine.config.syntax import source_digest as source_digest
 
+TASKS = "tasks"  # the folder of a root whose files only flows import
 SUPERVISED = "ATELIER_GUARD_FD"  # environment variable of processes started by a supervisor
 
 _loaded: dict[str, str] = {}
-
-
-def source_digest(content: bytes) -> str:
-    """The digest for comparing source files: 16 digits of sha256."""
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def remember_sources() -> None:
@@ -36,13 +32,13 @@ def remember_sources() -> None:
 
 
 def check_sources(wanted: Mapping[str, str]) -> None:
-    """Import the `wanted` files, so that none changes between check and use, then raise ConfigError if a
-    supervised process has other code: one run would mix two versions. A process started by hand runs any
-    code.
+    """Import the `wanted` files that the engine imports, so that none changes between check and use, then
+    raise ConfigError if a supervised process has other code: one run would mix two versions. A process
+    started by hand runs any code.
     """
     if SUPERVISED not in os.environ:
         return
-    for file in wanted:
+    for file in (file for file in wanted if file.split("/")[1] != TASKS):
         with suppress(Exception):  # import errors are reported below, or at use
             importlib.import_module(module_of(file))
     for file, expected in wanted.items():

@@ -62,6 +62,7 @@ def use_code(digest: str) -> str:
     if not digest:
         return ""
     from atelier.engine.config.error import AtelierError  # of the installed code, only to find the frozen one
+    from atelier.engine.config.project_roots import other_roots  # as above
     from atelier.engine.io.user_folders import own_folder  # as above
     from atelier.infra.code.frozen import installed, put_first, thaw, use_roots_of  # as above
     from atelier.infra.store.store import default_root  # as above
@@ -72,7 +73,8 @@ def use_code(digest: str) -> str:
         folder = thaw(default_root(), digest, own_folder() / "code")
     except AtelierError as error:
         return str(error)
-    for module in [name for name in sys.modules if name.split(".")[0] == "atelier" and name != __name__]:
+    owned = {"atelier", *(root.name for root in other_roots())}
+    for module in [name for name in sys.modules if name.split(".")[0] in owned and name != __name__]:
         del sys.modules[module]
     sys.path.insert(0, str(folder))
     put_first(str(folder))  # for gangs and their supervisors

@@ -26,7 +26,7 @@ from atelier.engine.config.evaluation import Scoring
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.extensions import extension_of
 from atelier.engine.config.kind_files import kind_file
-from atelier.engine.config.own_code import file_imported
+from atelier.engine.config.own_code import files_imported, files_of_code
 from atelier.engine.config.project_roots import located
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
@@ -206,9 +206,10 @@ def _code_map(roots: tuple[str, ...], kinds: frozenset[str], project: Path) -> M
                 continue
             from_kind = _is_kind(file)
             for module in source.imports:
-                target = _file(_absolute(module, file), project) or file_imported(module, file)
-                if target and (from_kind or target in chosen or not _is_kind(target)):
-                    waiting.append(target)
+                own = _file(_absolute(module, file), project)
+                for target in [own] if own else files_imported(module, file):
+                    if from_kind or target in chosen or not _is_kind(target) or not own:
+                        waiting.append(target)
     return {file: found[file].parts for file in sorted(found) if not file.startswith(LEFT_OUT)}
 
 
@@ -306,6 +307,10 @@ def check_unread_changes() -> None:
     """
     for path, source in _read.items():
         if not path.exists() or source_digest(path.read_bytes()) != source.content:
+            raise ConfigError(str(path), "was changed since this process read it", "start a new one")
+    for file, digest in files_of_code().items():
+        path = located(file)
+        if not path.exists() or source_digest(path.read_bytes()) != digest:
             raise ConfigError(str(path), "was changed since this process read it", "start a new one")
 
 

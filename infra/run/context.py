@@ -15,6 +15,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.device import CPU
 from atelier.engine.config.error import DamageError, StoppedError
 from atelier.engine.config.message import Message, OnMessage
+from atelier.engine.config.own_code import files_of_code
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Provenance, Record
@@ -332,7 +333,7 @@ class RunContext:
             gpu=gpu,
             seed=asked.seed,
             ids={"flow": self.run_id, "task": node.name},
-            sources=sources_of({**maps, "": hooks_map(extensions_of(layout))}),
+            sources=sources_of({**maps, "": hooks_map(extensions_of(layout))}) | files_of_code(),
             roots=root_places(),
         )
         (scratch / "work").mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import cast
 from atelier.engine.config.base import Json, meaning_of
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import ConfigError, DamageError
-from atelier.engine.config.own_code import code_of
+from atelier.engine.config.own_code import codes_in, files_in, without_codes
 from atelier.engine.config.record import Record
 from atelier.engine.config.registry import ModelSpec, check_version, spec_class
 from atelier.engine.io.storage import exists, join, names
@@ -151,15 +151,15 @@ def _model_of(record: Record, place: str) -> ModelSpec:
     does not have, or another version of it.
     """
     fields: Mapping[str, Json] = section_of(record.identity.get("model"))
-    given = {key: value for key, value in fields.items() if key not in ("version", "vocab", "code")}
+    given = {key: value for key, value in fields.items() if key not in ("version", "vocab")}
     where = f"{place}: the model of {record.name}"
     try:
         kind = spec_class("model", str(fields.get("kind", "")))
     except ValueError as error:
         raise ConfigError(where, str(error)) from None
-    spec = cast(ModelSpec, meaning_of(kind, {"vocab": "auto", **given}, where))
+    spec = cast(ModelSpec, meaning_of(kind, {"vocab": "auto", **cast("dict[str, Json]", without_codes(given))}, where))
     check_version(fields.get("version", 1), spec, where, record.name, record.provenance.get("commit", ""))
-    if fields.get("code", {}) != code_of(kind):
-        problem = f"is of other code of kind {spec.kind}"
+    if dict(codes_in(fields)) != dict(codes_in(spec.as_identity())):
+        problem = f"is of other code of kind {spec.kind}, in one of its files: {files_in(fields)}"
         raise ConfigError(where, problem, "take that code back, or train again")
     return spec

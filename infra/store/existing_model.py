@@ -13,8 +13,9 @@ from atelier.engine.config.conversions import OPTIMIZER
 from atelier.engine.config.data import TEXT_ENDS
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
+from atelier.engine.config.project_roots import HERE
 from atelier.engine.config.record import FileEntry, Record
-from atelier.engine.config.registry import ModelSpec, check_code, check_version, spec_class
+from atelier.engine.config.registry import ModelSpec, check_code, check_version, kinds, spec_class
 from atelier.engine.config.role import Role
 from atelier.engine.io.storage import join, read_object
 from atelier.infra.code.code_map import model_kinds
@@ -193,6 +194,12 @@ def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
     document = read_object(place, "a model's configuration")
     model = dict(section_of(document.get("model", document)))
     made, code = model.pop("version", 1), model.pop("code", "")
+    if code and model.get("kind") not in kinds("model"):
+        raise ConfigError(
+            where,
+            f"{word} is of kind {model.get('kind')}, of a project that is not among the roots here",
+            f"work in that project's folder, or set {HERE} to it",
+        )
     try:
         found = spec_class("model", str(model["kind"])).model_validate({**model, "vocab": "auto"})
     except (ValueError, TypeError, KeyError) as error:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io import evaluation_files
 from atelier.engine.io.evaluation_files import QUESTIONS
@@ -65,7 +66,7 @@ def test_a_flow_is_listed_composed_and_has_its_own_keys_in_its_form(project: Pat
 
 def test_the_code_of_a_task_is_in_its_identity_and_that_of_a_flow_is_not(project: Path) -> None:
     before = nodes()
-    assert set(before["shorten"].products["corpus"].identity["code"]) == {
+    assert {*section_of(before["shorten"].products["corpus"].identity["code"])} == {
         "mine/tasks/shorten.py", f"mine/{COMPUTED}"
     }  # fmt: skip
     edit(project / "flows" / "ours.py", "    corpus = curate(", "    # words\n    corpus = curate(")
