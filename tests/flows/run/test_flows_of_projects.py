@@ -94,6 +94,12 @@ def test_a_key_of_a_tasks_code_is_read_as_file_and_function() -> None:
         ("flows/ours.py", "import shorten\n", "import cut\n", r"mine/flows/ours\.py:\d+: ImportError"),
         ("tasks/shorten.py", "VERSION = 1", "VERSION = 1 / 0", r"mine/tasks/shorten\.py:\d+: ZeroDivision"),
         ("tasks/shorten.py", '"corpus",\n        {', '"corpse",\n        {', "did you mean corpus"),
+        (
+            "tasks/shorten.py",
+            '"shorten",\n',
+            '"shortn",\n',
+            r"shortn: no root .*tasks/shortn\.py; did you mean shorten",
+        ),
     ],
 )
 def test_a_broken_flow_or_task_is_named_and_others_keep_working(
