@@ -71,9 +71,18 @@ def flow_file(name: str) -> str:
 def check_flow(flow: str, place: str) -> None:
     """Raises ConfigError at `place` for a flow that does not exist."""
     if flow not in flow_names():
+        check_settings(flow, place)
         near = nearest(flow, flow_names())
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
         raise ConfigError(place, f"no flow {flow!r}", way_out)
+
+
+def check_settings(flow: str, place: str) -> None:
+    """Raises ConfigError at `place` for a flow's file of a project that has no settings of its name."""
+    root = files_in_roots("flows", ".py").get(flow)
+    if root is not None and not conf_file(flow).is_file():
+        problem = f"{root.file(f'flows/{flow}.py')} has no {root.file(f'conf/{flow}.yaml')}"
+        raise ConfigError(place, problem, "write that file: it makes a flow a command and has its defaults")
 
 
 def conf_folders() -> list[Path]:
