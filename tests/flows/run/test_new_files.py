@@ -1,11 +1,16 @@
 """`atelier new`: names that would make files which no command could use are refused before any is written."""
 
 import ast
+import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.project_roots import HERE, ProjectRoot, other_roots
 from atelier.flows.run.new_files import write_new
 from tests.projects import Make
 
@@ -68,3 +73,37 @@ def test_a_project_with_the_name_of_an_importable_package_is_not_written(
     refused("project", "numpy", r"numpy/__init__\.py is imported as numpy; choose another name")
     (tmp_path / "quiet").mkdir()
     assert write_new("project", "quiet")
+
+
+def test_a_new_project_can_be_installed_editable_with_its_test_tools(
+    make_project: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_project("mine")
+    build = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=folder, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+        about = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(about).decode()
+    assert [path.name for path in site.iterdir() if path.suffix not in (".pth", ".dist-info")] == []
+    assert not [
+        line for path in site.glob("*.pth") for line in path.read_text().split() if Path(line).exists()
+    ]
+    assert "Provides-Extra: test" in metadata and "'test'" in metadata
+    origin = {"url": folder.as_uri(), "dir_info": {"editable": True}}  # as pip writes it
+    (site / about).with_name("direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.setenv(HERE, "")
+    monkeypatch.syspath_prepend(str(site))
+    assert other_roots() == (ProjectRoot("mine", folder),)
+
+
+def test_the_written_readme_and_ci_install_what_they_use(make_project: Make) -> None:
+    folder = make_project("mine")
+    for file in ("README.md", ".github/workflows/check.yml"):
+        text = (folder / file).read_text()
+        assert text.index("pip install --editable '.[test]'") < text.index("python -m pytest")
