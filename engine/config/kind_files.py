@@ -133,7 +133,7 @@ def where_and_why(error: Exception, file: str = "") -> str:
     line of `file`.
     """
     if isinstance(error, SyntaxError) and error.filename:
-        at, line, why = Path(error.filename), error.lineno or 1, error.msg
+        at, line, why = Path(error.filename), error.lineno, error.msg
     else:
         frames = [one for one in extract_tb(error.__traceback__) if shown(Path(one.filename)) is not None]
         at, line = (Path(frames[-1].filename), frames[-1].lineno) if frames else (located(file), 1)
