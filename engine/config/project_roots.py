@@ -311,7 +311,11 @@ def _checked(roots: list[ProjectRoot], place: str, *, are_given: bool = False) -
 
 def _same_name(name: str, first: ProjectRoot, second: ProjectRoot) -> ConfigError:
     problem = f"two roots have the name {name}: {first.folder} and {second.folder}"
-    return ConfigError(f"root {name}", problem, f"uninstall one, or rename one in its {TOML}")
+    way_out = (
+        f"if one is the other's wheel: `pip install --editable {second.folder}`, or {HERE}= for the "
+        f"installed one; else uninstall one, or rename one in its {TOML}"
+    )
+    return ConfigError(f"root {name}", problem, way_out)
 
 
 def _offer(root: ProjectRoot, *, is_given: bool) -> None:

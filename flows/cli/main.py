@@ -150,6 +150,7 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
 
 
 def _no_such(word: str, known: list[str]) -> ConfigError:
+    catalog.check_settings(word, "atelier")
     near = nearest(word, known)
     way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(known)}"
     return ConfigError("atelier", f"no flow or command {word!r}", way_out)

@@ -2,27 +2,25 @@
 Hydra.
 """
 
-import ast
-import importlib
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
 from atelier import PROJECT
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.project_roots import (
-    file_of_module,
     file_of_root,
     files_in_roots,
     located,
     project_roots,
 )
+from atelier.flows.run.signature import WAY_OUT, parameters_of
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import FieldPlace, Json, Spec  # pydantic: 0.1 s
@@ -73,9 +71,18 @@ def flow_file(name: str) -> str:
 def check_flow(flow: str, place: str) -> None:
     """Raises ConfigError at `place` for a flow that does not exist."""
     if flow not in flow_names():
+        check_settings(flow, place)
         near = nearest(flow, flow_names())
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
         raise ConfigError(place, f"no flow {flow!r}", way_out)
+
+
+def check_settings(flow: str, place: str) -> None:
+    """Raises ConfigError at `place` for a flow's file of a project that has no settings of its name."""
+    root = files_in_roots("flows", ".py").get(flow)
+    if root is not None and not conf_file(flow).is_file():
+        problem = f"{root.file(f'flows/{flow}.py')} has no {root.file(f'conf/{flow}.yaml')}"
+        raise ConfigError(place, problem, "write that file: it makes a flow a command and has its defaults")
 
 
 def conf_folders() -> list[Path]:
@@ -128,7 +135,7 @@ def options(group: str) -> list[str]:
 
 def flow_text(name: str) -> tuple[str, str]:
     """(description, example command) of a flow, from the docstring of its file."""
-    parts = located(flow_file(name)).read_text().split('"""', 2)
+    parts = located(flow_file(name)).read_text("utf-8", errors="replace").split('"""', 2)
     text = parts[1].strip() if len(parts) == 3 else ""
     about = " ".join(text.split("\n\n")[0].split())
     example = next(
@@ -253,44 +260,23 @@ def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]")
 @cache
 def parameters(flow: str) -> "type[Spec]":
     """The parameters of the flow's body as one spec, which refuses unknown keys and wrong types. They are
-    read from its source text, and only the named specs are imported. Raises ConfigError for a file that is
-    not Python or has no function of the flow's name.
+    read from its source text, and only the named specs are imported. Raises ConfigError, with file and line,
+    for a file that is not Python and for parameters that cannot be keys.
     """
     from pydantic import create_model
 
     from atelier.engine.config.base import Spec
 
     file = flow_file(flow)
-    try:
-        tree = ast.parse(located(file).read_bytes())
-    except SyntaxError as error:
-        raise ConfigError(f"{file}:{error.lineno}", error.msg, "correct it") from None
-    known: dict[str, Any] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and _is_spec_file(node.module or ""):
-            module = importlib.import_module(str(node.module))
-            known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
-
-    def value(node: ast.expr) -> Any:
-        return eval(ast.unparse(node), known)  # of our own file, as an import would do
-
-    bodies = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]
-    if not bodies:
-        raise ConfigError(file, f"has no function {flow}", "the flow is the function with the file's name")
-    body = bodies[0]
-    required = [...] * (len(body.args.args) - len(body.args.defaults))
-    defaults = [*required, *map(value, body.args.defaults)]
-    fields: dict[str, Any] = {
-        argument.arg: (value(argument.annotation or ast.Name("str")), default)
-        for argument, default in zip(body.args.args, defaults, strict=True)
-    }
-    return create_model(flow, __base__=Spec, **fields)
-
-
-def _is_spec_file(module: str) -> bool:
-    """Whether a module is of engine/config in a root."""
-    _, _, rest = file_of_module(module).partition("/")
-    return module.startswith("atelier.engine.config.") or rest.startswith("engine/config/")
+    fields = parameters_of(flow, file)
+    taken = [name for name in fields if hasattr(Spec, name)]
+    if taken:
+        raise ConfigError(file, f"the parameter {taken[0]} cannot be a key", "rename it: all specs have that")
+    found = create_model(flow, __base__=Spec, **fields)
+    left_out = [name for name in fields if name not in found.model_fields]
+    if left_out:
+        raise ConfigError(file, f"the parameter {left_out[0]} cannot be a key", WAY_OUT)
+    return found
 
 
 def places(shape: FlowShape) -> "dict[str, FieldPlace]":

@@ -2,8 +2,11 @@
 with their tests. `atelier new` calls it.
 """
 
+import ast
+import importlib.util
 import keyword
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from atelier import PROJECT
@@ -17,6 +20,7 @@ from atelier.engine.config.project_roots import (
     project_at_hand,
     read_toml,
 )
+from atelier.flows.run.catalog import conf_file
 
 TEMPLATES = PROJECT / "flows" / "run" / "templates"
 ENDING = ".txt"  # of a template, so that no tool takes it for code of Atelier
@@ -25,6 +29,8 @@ WORDS = (FOLDER, *sorted(path.name for path in TEMPLATES.glob("*") if path.name 
 GROUPS = {"model": "model", "objective": "objective"}  # what -> the group of kinds that it adds to
 FOLDERS = {"flow": "flows", "task": "tasks"}  # what -> the folder of its file
 PLACE = "atelier new"
+ANOTHER = "choose another name"
+STANDING_IN = "stands_in"  # a name that no template uses
 
 
 def write_new(what: str, name: str) -> list[Path]:
@@ -37,6 +43,7 @@ def write_new(what: str, name: str) -> list[Path]:
         raise ConfigError(PLACE, f"nothing is called {what!r}", way_out)
     check_name(name, f"{PLACE} {what}")
     if what == FOLDER:
+        _check_importable(name)
         folder, root = Path(name).absolute(), name
         parts = [FOLDER, "model"]
     else:
@@ -47,10 +54,11 @@ def write_new(what: str, name: str) -> list[Path]:
         folder, root, parts = found, read_toml(found / TOML), [what]
     for part in parts:
         _check_free(part, name)
+        _check_names(part, root, name)
     texts = {path: text for part in parts for path, text in _texts(part, root, name).items()}
-    there = next((folder / path for path in texts if (folder / path).exists()), None)
+    there = next((path for file in texts for path in _taken_by(file, folder) if path.exists()), None)
     if there is not None:
-        raise ConfigError(f"{PLACE} {what}", f"{there} exists already", "choose another name")
+        raise ConfigError(f"{PLACE} {what}", f"{there} exists already", ANOTHER)
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -64,16 +72,62 @@ def _check_free(part: str, name: str) -> None:
         file = f"{FOLDERS[part]}/{name}.py"
         there = located(file_of_root(file))
         if there.exists():
-            raise ConfigError(f"{PLACE} {part}", f"{there} exists already", "choose another name")
-        if part == "flow" and (PROJECT / "flows" / "cli" / "commands" / f"{name}.py").exists():
-            raise ConfigError(f"{PLACE} {part}", f"{name} is a command", "choose another name")
+            raise ConfigError(f"{PLACE} {part}", f"{there} exists already", ANOTHER)
+        command = PROJECT / "flows" / "cli" / "commands" / f"{name}.py"
+        if part == "flow" and (name == "help" or command.exists()):
+            raise ConfigError(f"{PLACE} {part}", f"{name} is a command", ANOTHER)
     if part in GROUPS:
         from atelier.engine.config.registry import kinds  # late: pydantic, 0.1 s
 
         if name in kinds(GROUPS[part]):
-            raise ConfigError(
-                f"{PLACE} {part}", f"a {part} of kind {name} exists already", "choose another name"
-            )
+            raise ConfigError(f"{PLACE} {part}", f"a {part} of kind {name} exists already", ANOTHER)
+
+
+def _check_importable(name: str) -> None:
+    """Raise ConfigError for the name of a project that Python imports as another package."""
+    spec = None
+    with suppress(ValueError):  # a root of this name was imported
+        spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin:  # none of a folder without __init__.py
+        raise ConfigError(f"{PLACE} {FOLDER}", f"{spec.origin} is imported as {name}", ANOTHER)
+
+
+def _check_names(part: str, root: str, name: str) -> None:
+    """Raise ConfigError if a template uses `name`, or a class named after it, for something else."""
+    for file, text in _texts(part, root, STANDING_IN).items():
+        if not file.endswith(".py"):
+            continue
+        used = _names_in(ast.parse(text))
+        new = {one.replace(class_name(STANDING_IN), class_name(name)).replace(STANDING_IN, name)
+               for one in used if STANDING_IN in one or class_name(STANDING_IN) in one}  # fmt: skip
+        if clash := sorted(new & used):
+            place = file.replace(STANDING_IN, name)
+            problem = f"{place} would have two meanings of the name {clash[0]}"
+            raise ConfigError(f"{PLACE} {part}", problem, ANOTHER)
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    """The names that a module defines, imports or uses; not those of attributes and keywords."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name.partition(".")[0])
+            case _:
+                pass
+    return found
+
+
+def _taken_by(file: str, folder: Path) -> list[Path]:
+    """The paths that must not exist before `file` is written below `folder`. Settings have their name alone
+    among all roots.
+    """
+    top, _, rest = file.partition("/")
+    return [folder / file, *([conf_file(rest.removesuffix(".yaml"))] if top == "conf" else [])]
 
 
 def _texts(part: str, root: str, name: str) -> dict[str, str]:

@@ -196,6 +196,21 @@ def test_installed_distributions_come_before_the_project_at_hand(
     assert project_roots.project_roots()[0] == ATELIER
 
 
+def test_an_installed_wheel_of_the_project_at_hand_is_refused_with_both_ways_out(
+    make_project: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_project("worn")
+    about = tmp_path / "site" / "worn-0.1.0.dist-info"
+    about.mkdir(parents=True)
+    (tmp_path / "site" / "worn").mkdir()
+    (about / "entry_points.txt").write_text("[atelier.project]\nworn = worn\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(ConfigError, match=rf"`pip install --editable {folder}`, or ATELIER_PROJECT= for"):
+        other_roots()
+    monkeypatch.setenv(HERE, "")
+    assert other_roots() == (ProjectRoot("worn", tmp_path / "site" / "worn"),)
+
+
 def test_a_wheel_with_a_folder_of_flows_beside_its_package_is_refused(
     make_project: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

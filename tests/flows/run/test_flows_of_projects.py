@@ -8,6 +8,7 @@ from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io import evaluation_files
 from atelier.engine.io.evaluation_files import QUESTIONS
+from atelier.flows.cli import main
 from atelier.flows.deployments.form_fields import fields_of
 from atelier.flows.run import catalog
 from atelier.flows.run.compose import compose
@@ -95,6 +96,12 @@ def test_a_key_of_a_tasks_code_is_read_as_file_and_function() -> None:
         ("flows/ours.py", "import shorten\n", "import cut\n", r"mine/flows/ours\.py:\d+: ImportError"),
         ("tasks/shorten.py", "VERSION = 1", "VERSION = 1 / 0", r"mine/tasks/shorten\.py:\d+: ZeroDivision"),
         ("tasks/shorten.py", '"corpus",\n        {', '"corpse",\n        {', "did you mean corpus"),
+        (
+            "tasks/shorten.py",
+            '"shorten",\n',
+            '"shortn",\n',
+            r"shortn: no root .*tasks/shortn\.py; did you mean shorten",
+        ),
     ],
 )
 def test_a_broken_flow_or_task_is_named_and_others_keep_working(
@@ -116,6 +123,19 @@ def test_a_flow_of_a_name_that_is_taken_is_refused_with_both_places(project: Pat
     read_again()
     with pytest.raises(ConfigError, match=r"mine/flows/titan\.py: .*flows/titan\.py has the same name"):
         catalog.flow_names()
+
+
+def test_a_flow_without_its_settings_is_told_by_the_file_that_is_missing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "conf" / "ours.yaml").unlink()
+    read_again()
+    assert main.run(["ours", "experiment=tiny"]) == 2
+    assert capsys.readouterr().err.startswith("atelier: mine/flows/ours.py has no mine/conf/ours.yaml; write")
+    with pytest.raises(ConfigError, match=r"^plan: mine/flows/ours\.py has no mine/conf/ours\.yaml"):
+        catalog.check_flow("ours", "plan")
+    with pytest.raises(ConfigError, match=r"^plan: no flow 'our'"):
+        catalog.check_flow("our", "plan")
 
 
 def test_an_evaluation_set_of_a_project_is_known_by_its_name(project: Path) -> None:
