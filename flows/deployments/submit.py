@@ -12,6 +12,7 @@ from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.live import left_s, read_live
 from atelier.flows.deployments.overview_page import amount_text, time_text
 from atelier.flows.deployments.rerun_form import RERUN
+from atelier.flows.run.catalog import settings_folders
 from atelier.flows.run.compose import RunConfig, run_of
 from atelier.flows.run.overrides import check_overrides
 from atelier.infra.code.frozen import freeze
@@ -45,6 +46,11 @@ def ready(frozen: RunConfig, store: Store) -> str:
     run.
     """
     check_overrides(list(frozen.overrides), from_form=True)
+    if settings_folders():
+        problem = f"{settings_folders()[0]} is read here only, and a worker composes the run again"
+        raise ConfigError(
+            "--config-dir", problem, "put its files into conf/ of a project (`atelier new project`)"
+        )
     with prefect_api.server() as client:
         served = [name for pool in frozen.pools for name in pool.members or (pool.name,)]
         for name in dict.fromkeys((LIGHT, *served)):

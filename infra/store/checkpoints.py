@@ -157,7 +157,9 @@ def _model_of(record: Record, place: str) -> ModelSpec:
         kind = spec_class("model", str(fields.get("kind", "")))
     except ValueError as error:
         raise ConfigError(where, str(error)) from None
-    spec = cast(ModelSpec, meaning_of(kind, {"vocab": "auto", **cast("dict[str, Json]", without_codes(given))}, where))
+    spec = cast(
+        ModelSpec, meaning_of(kind, {"vocab": "auto", **cast("dict[str, Json]", without_codes(given))}, where)
+    )
     check_version(fields.get("version", 1), spec, where, record.name, record.provenance.get("commit", ""))
     if dict(codes_in(fields)) != dict(codes_in(spec.as_identity())):
         problem = f"is of other code of kind {spec.kind}, in one of its files: {files_in(fields)}"
