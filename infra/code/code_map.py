@@ -126,6 +126,13 @@ ROOTS = {  # by task: the files where its imports start
 }
 
 
+def needs_torch(task: str) -> bool:
+    """Whether the task's ranks compute with torch: those that start at an entry point of the engine, not at
+    its preparation of data.
+    """
+    return any(os.path.dirname(root) == "engine" for root in ROOTS.get(task, ()))
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """One source file: the engine modules that it imports, and digests of its functions and classes."""

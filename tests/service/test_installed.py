@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import TOP
+from tests.environments import bare_environment, install, site_of, wheel
 from tests.flow.served import Served
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
@@ -20,20 +21,11 @@ FOREIGN = "raise RuntimeError(f'{__name__} of another project was imported')\n"
 
 def made(folder: Path, kind: str) -> Path:
     """An environment with nothing in it but Atelier; the libraries are this environment's, by a path."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (site / "libraries.pth").write_text("\n".join(p for p in sys.path if "site-packages" in p) + "\n")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    if kind == "wheel":
-        wheels = folder / "wheels"
-        build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(TOP)]
-        subprocess.run(build, check=True)
-        (what,) = map(str, wheels.glob("*.whl"))
-    else:
-        what = f"--editable={TOP}"
-    install = [*pip, "--python", str(folder), "install", "--no-deps", "--no-build-isolation", what]
-    subprocess.run(install, check=True)
-    return folder / "bin" / "python"
+    python = bare_environment(folder)
+    libraries = "\n".join(p for p in sys.path if "site-packages" in p)
+    (site_of(folder) / "libraries.pth").write_text(f"{libraries}\n")
+    install(folder, str(wheel(folder / "wheels")) if kind == "wheel" else f"--editable={TOP}")
+    return python
 
 
 @pytest.fixture(scope="module", params=["wheel", "editable"])
