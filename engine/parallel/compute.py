@@ -21,6 +21,7 @@ from torch.utils.checkpoint import (
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
+from atelier.engine.config.tested import is_on
 from atelier.engine.model.expert_mlp import EXPERTS
 from atelier.engine.model.packed import PACKED
 from atelier.engine.model.placement import has_half
@@ -133,7 +134,8 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
     code.
     """
     # each role and shape is an entry in the code shared by all blocks; beyond the limit they run eagerly
-    torch._dynamo.config.recompile_limit = 128
+    if is_on("recompilations"):
+        torch._dynamo.config.recompile_limit = 128
     for block in blocks:
         block.forward = torch.compile(block.forward, dynamic=False)
 

@@ -88,7 +88,7 @@ LEFT_OUT = (
     ),
     *(
         f"engine/config/{name}.py"
-        for name in ("identity_defaults", "parallel", "pool", "record", "registry", "section")
+        for name in ("identity_defaults", "parallel", "pool", "record", "registry", "section", "tested")
     ),
     *(
         f"engine/config/{name}.py"

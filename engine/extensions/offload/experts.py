@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from atelier.engine.config.blocks import Activation
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.config.tested import require
 from atelier.engine.extensions.offload.config.parallel.tiers import Tiers
 from atelier.engine.extensions.offload.cost import AHEAD, PARTS, rooms_for
 from atelier.engine.extensions.offload.state_file import PAGE, StateFile
@@ -73,6 +74,7 @@ class TieredExperts:
         policy: Policy,
         lr_factor: float = 1.0,
     ) -> None:
+        require("offloaded experts")
         self.spec, self.lr_factor = spec, lr_factor
         self.placed = {
             f"{path}.{name}": w for path, one in mixtures.items() for name, w in one.named_parameters()
