@@ -23,7 +23,7 @@ RANGES = {  # library -> the first tested version, and the first that was not; a
 
 
 @dataclass(frozen=True)
-class Hook:
+class LibraryHook:
     """What a hook does, and what happens without it; '' = nothing else works, so it is refused."""
 
     library: str
@@ -32,32 +32,36 @@ class Hook:
 
 
 HOOKS = {
-    "results": Hook("prefect", "runs whose states could name pickled results, which are never opened"),
-    "patience": Hook(
+    "results": LibraryHook("prefect", "runs whose states could name pickled results, which are never opened"),
+    "patience": LibraryHook(
         "prefect",
         "a worker that skips a cancelled run which is rescheduled at once",
         "such a run may end its worker; start it again",
     ),
-    "services": Hook(
+    "services": LibraryHook(
         "prefect",
         "background services beside the heartbeat that is watched",
         "a child process runs them",
     ),
-    "start page": Hook(
+    "start page": LibraryHook(
         "mlflow", "pages that open in the view for training runs", "they may open in another view"
     ),
-    "sweeps": Hook("hydra-core", "sweeps (-m), which drive Hydra's multirun"),
-    "suggestions": Hook("optuna", "hydra/sweeper=optuna, whose trials take any distribution"),
-    "tensor styles": Hook("torch", "parallel.tensor above 1, whose styles pass further arguments on"),
-    "offloaded experts": Hook("torch", "experts on host or disk, which load in the middle of autograd"),
-    "recompilations": Hook(
+    "sweeps": LibraryHook("hydra-core", "sweeps (-m), which drive Hydra's multirun"),
+    "suggestions": LibraryHook("optuna", "hydra/sweeper=optuna, whose trials take any distribution"),
+    "tensor styles": LibraryHook("torch", "parallel.tensor above 1, whose styles pass further arguments on"),
+    "offloaded experts": LibraryHook(
+        "torch", "experts on host or disk, which load in the middle of autograd"
+    ),
+    "recompilations": LibraryHook(
         "torch", "compiled blocks of many roles and shapes", "beyond torch's limit they run uncompiled"
     ),
-    "any length": Hook(
+    "any length": LibraryHook(
         "torch", "losses compiled once for every number of tokens", "new lengths are compiled again"
     ),
-    "memory history": Hook("torch", "the page of GPU memory in profiles", "profiles have no such page"),
-    "half": Hook(
+    "memory history": LibraryHook(
+        "torch", "the page of GPU memory in profiles", "profiles have no such page"
+    ),
+    "half": LibraryHook(
         "torch", "asking oneDNN for 16-bit arithmetic of CPUs", "the CPU's flags decide on 16-bit arithmetic"
     ),
 }
