@@ -45,6 +45,9 @@ up: setup  ## start Prefect, MLflow and workers on this machine, with a form for
 secrets:  ## write .env with random secrets for docker-compose (docs/operate/cluster.md)
 	infra/docker/secrets
 
+newest: setup  ## run the quick tests with the newest versions that pyproject.toml allows (needs a package index)
+	bash tests/newest.sh
+
 mutants: setup  ## break the code on purpose, one change at a time; its test must fail
 	$(BIN)/python tests/mutants/run.py
 
@@ -59,5 +62,5 @@ soak: setup  ## run make test in random order in one process (SEED=number), then
 	$(BIN)/python benchmarks/products.py 60 --inference
 	$(BIN)/python benchmarks/foreign.py --minutes 60 --seed $${SEED:-$$(date +%s)}
 
-.PHONY: help setup demo titan up secrets test check verify mutants bench soak
+.PHONY: help setup demo titan up secrets test check verify newest mutants bench soak
 .DEFAULT_GOAL := help

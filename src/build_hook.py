@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,19 @@ class CommitStamp(BuildHookInterface):
             if Path(self._git("rev-parse", "--show-toplevel") or "/") != Path(self.root).resolve():
                 return  # no git, or a folder inside another repository
             commit = self._git("rev-parse", "HEAD")
-            diff = self._git("diff", "HEAD") + self._git("ls-files", "--others", "--exclude-standard")
+            diff = self._git("diff", "HEAD") + "".join(self._new_files())
             about = {"commit": commit, "diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else ""}
             self._folder = tempfile.TemporaryDirectory()
             note = Path(self._folder.name) / NOTE
             note.write_text(json.dumps(about, sort_keys=True))
         build_data["force_include"][str(note)] = PLACES[self.target_name]
+
+    def _new_files(self) -> Iterator[str]:
+        """As in infra/code/provenance.py, so that a wheel and its checkout say the same."""
+        for name in self._git("ls-files", "--others", "--exclude-standard").splitlines():
+            yield name
+            if name.endswith((".py", ".yaml")):
+                yield hashlib.sha256((Path(self.root) / name).read_bytes()).hexdigest()
 
     def _git(self, *words: str) -> str:
         try:

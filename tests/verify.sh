@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What `make test` leaves out: tests that need root, strace, services, a browser or patience, then the mutants.
+# What `make test` leaves out: tests that need root, strace, services, a browser or patience, the mutants, then the quick
+# tests with the newest versions of libraries (tests/newest.sh).
 # What had to be left out here too is said at the end, with the reason. Two hours and more on two cores.
 set -u
 cd "$(dirname "$0")/.."
@@ -39,6 +40,7 @@ start "${clusters[@]}" -m "$marks"
 start "${stores[@]}" -m "$marks"
 part tests -m "$marks and (service or browser)" "${clusters[@]/#/--ignore=}" "${stores[@]/#/--ignore=}"
 "$PYTHON" tests/mutants/run.py || failed=1
+bash tests/newest.sh || failed=1
 for ((n = 0; n < ${#beside[@]}; n += 2)); do
   wait "${beside[n + 1]}" || failed=1
   cat "${beside[n]}"

@@ -93,10 +93,10 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
     if "source" in said:
         rows = parse(RowSource, said, str(path))
         found = _of_rows(_stem(word), rows, path.parent, f"{path}.source", shots)
-        return _inside(found, f"{path}.source", word, data, allow)
+        return _inside(found, f"{path}.source", path, word, data, allow)
     if "probe" in said:
         found = _of_probe(_stem(word), parse(ProbeSource, said, str(path)), path, shots or 0)
-        return _inside(found, f"{path}.probe.of", word, data, allow)
+        return _inside(found, f"{path}.probe.of", path, word, data, allow)
     files = {CODE: _code(word, said, path, allow, place)}
     task = task_of(said, str(path))
     needed = {QUESTIONS: task.asked_split}
@@ -106,7 +106,7 @@ def find(word: str, data: str, allow: tuple[str, ...], place: str, shots: int | 
     for use, split in needed.items():
         files[use] = _data_files(task, split, path, data, said.get("metadata"))
         if word not in allow:
-            _check_inside(files[use], path, f"{path}.dataset_kwargs.data_files", data)
+            _check_inside(files[use], path, f"{path}.dataset_kwargs.data_files", word, data)
     name = task.task or _stem(word)
     document = task.model_dump(mode="json", exclude_defaults=True, by_alias=True)
     return FoundSource(_checked(name, str(path)), "task", str(path), document, shots, files)
@@ -204,14 +204,16 @@ def _code(word: str, said: Mapping[str, Json], path: Path, allow: tuple[str, ...
     return sorted(files)
 
 
-def _inside(found: FoundSource, place: str, word: str, data: str, allow: tuple[str, ...]) -> FoundSource:
+def _inside(
+    found: FoundSource, place: str, path: Path, word: str, data: str, allow: tuple[str, ...]
+) -> FoundSource:
     """The source, whose files lie in its folder or that of data sets unless it is allowed otherwise."""
     if word not in allow:
-        _check_inside([file for each in found.files.values() for file in each], Path(word), place, data)
+        _check_inside([file for each in found.files.values() for file in each], path, place, word, data)
     return found
 
 
-def _check_inside(files: list[str], path: Path, place: str, data: str) -> None:
+def _check_inside(files: list[str], path: Path, place: str, word: str, data: str) -> None:
     """Raise ConfigError for a file outside the folders of the task and of data sets: a task from elsewhere
     may name any file of this machine.
     """
@@ -221,7 +223,7 @@ def _check_inside(files: list[str], path: Path, place: str, data: str) -> None:
             raise ConfigError(
                 place,
                 f"{file} lies outside the folder of the task and that of data sets",
-                f"move it there, or trust this source: pose.allow=[{path}]",
+                f"move it there, or trust this source: pose.allow=[{word}]",
             )
 
 

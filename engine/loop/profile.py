@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from atelier.engine.config.tested import is_on
 from atelier.engine.io.storage import join, write_bytes
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.role_state import RoleState
@@ -63,7 +64,8 @@ class Profiler:
         activities = [ProfilerActivity.CPU]
         if self.gang.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            torch.cuda.memory._record_memory_history(max_entries=EVENTS)
+            if is_on("memory history"):
+                torch.cuda.memory._record_memory_history(max_entries=EVENTS)
         self._trace = profile(activities=activities, acc_events=True)
         self._trace.start()
         self.gang.regions.is_on = True
@@ -85,7 +87,7 @@ class Profiler:
             path.parent.mkdir(parents=True, exist_ok=True)
             trace.export_chrome_trace(str(path))
             write_bytes(join(url, f"{name}.json.gz"), gzip.compress(path.read_bytes()))
-            if self.gang.device.type == "cuda":
+            if self.gang.device.type == "cuda" and is_on("memory history"):
                 write_bytes(join(url, f"{name}-memory.html"), _memory_page(self.gang.device).encode())
         except (OSError, RuntimeError) as error:
             self.report.say(warning=f"the profile is not written: {error}")

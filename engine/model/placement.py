@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, TypeGuard, cast, overload
 import torch
 from torch import Tensor
 
+from atelier.engine.config.tested import is_on
+from atelier.engine.io import machine
+
 if TYPE_CHECKING:  # takes a second to load, which processes without a gang save
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
@@ -26,6 +29,8 @@ def has_half(device: torch.device) -> bool:
     """
     if device.type != "cpu":
         return True
+    if not is_on("half"):
+        return machine.has_half()
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.tested import is_on
 from atelier.engine.objective.lm import token_loss, z_weight
 from atelier.engine.objective.load import module_of
 from atelier.engine.objective.vocab_slice import TokenDistribution, VocabSlice, without_padding
@@ -148,6 +149,6 @@ def compiled_terms() -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 def allow_any_length(*tensors: TokenDistribution | Tensor | None) -> None:
     """Compile once for chunks of every length: the number of scored tokens differs between batches."""
-    for tensor in tensors:
+    for tensor in tensors if is_on("any length") else ():
         if isinstance(tensor, Tensor):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import (
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
+from atelier.engine.config.tested import is_on
 from atelier.engine.config.train import Precision
 from atelier.engine.model.expert_mlp import EXPERTS
 from atelier.engine.model.moe import ExpertWeights
@@ -134,7 +135,8 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
     code.
     """
     # each role and shape is an entry in the code shared by all blocks; beyond the limit they run eagerly
-    torch._dynamo.config.recompile_limit = 128
+    if is_on("recompilations"):
+        torch._dynamo.config.recompile_limit = 128
     for block in blocks:
         for module in block.modules():
             if isinstance(module, ExpertWeights) and module.reads_counts:  # it waits for threads and copies

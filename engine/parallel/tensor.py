@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from atelier.engine.config.batch import TENSORS
+from atelier.engine.config.tested import require
 from atelier.engine.model.auxiliary import SPLITS
 from atelier.engine.model.contract import Model
 from atelier.engine.model.product_keys import VALUES, ProductKeys
@@ -41,6 +42,7 @@ def split_matrices(model: Model, grid: Grid, *, sequence_parallel: bool) -> None
     """Split the plain model's weights in place as declared by its `splits()`."""
     if grid.axes.tensor == 1:
         return
+    require("tensor styles")
     found: dict[str, ParallelStyle] = {}
     fixed = {path for path, weight in model.named_parameters() if not weight.requires_grad}
     for pattern, kind in (model.splits() | SPLITS).items():

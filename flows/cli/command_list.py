@@ -286,6 +286,14 @@ TABLE = (
         options=(JSON,),
     ),
     Command(
+        name="files",
+        about="write the compose file, Kubernetes manifests, backup scripts and the images' code into a"
+        " folder; without one say where they are",
+        example="atelier files cluster",
+        words=(Word("folder", "a new or empty folder", "anything"),),
+        options=(JSON,),
+    ),
+    Command(
         name="rm",
         about="remove a model with its training, scores and reports, after asking; refused if other models"
         " descend from it",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from atelier.engine.io.fork_server import is_possible
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.pools import site_of
+from atelier.infra.code.provenance import has_torch
 from atelier.infra.dag import Node
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
@@ -71,8 +72,10 @@ def set_forks(nodes: Sequence[Node], context: RunContext) -> None:
 
 
 def _forks(nodes: Sequence[Node], context: RunContext) -> bool:
-    """Whether ranks of these nodes are forked. Not for a single rank, another machine, or GPUs."""
-    if context.pool.launcher != "here" or not context.pool.is_cpu or not is_possible():
+    """Whether ranks of these nodes are forked. Not for a single rank, another machine, or GPUs, or
+    without torch."""
+    is_here = context.pool.launcher == "here" and context.pool.is_cpu
+    if not is_here or not is_possible() or not has_torch():
         return False
     gangs = [node for node in nodes if node.ranks and context.missing(node)]
     if sum(node.ranks for node in gangs) < 2:

@@ -20,7 +20,7 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.io import machine
 from atelier.engine.io.storage import is_local, join, local_path, remove
 from atelier.flows.run.store_check import check_root
-from atelier.infra.code.provenance import DISTRIBUTION
+from atelier.infra.code.provenance import DISTRIBUTION, INSTALL, has_torch
 from atelier.infra.launch.gpus import counted, gpu_names
 from atelier.infra.stack.service import check_port, is_running
 from atelier.infra.stack.stack import MLFLOW_PORT, PREFECT_PORT, Stack
@@ -77,6 +77,11 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> CheckRow:
 
 def check_torch() -> Iterator[CheckRow]:
     """torch, its devices and their 16-bit arithmetic, in another process: a broken driver may end it."""
+    if not has_torch():
+        yield note(
+            "torch", "none: this machine plans, submits, and prepares data", f"to train here: {INSTALL}"
+        )
+        return
     there = gpu_names()
     try:
         done = subprocess.run(
@@ -86,7 +91,7 @@ def check_torch() -> Iterator[CheckRow]:
     except subprocess.TimeoutExpired:
         done, last = None, f"no answer in {TORCH_S} s"
     if done is None or done.returncode:
-        way_out = "pip install torch (on GPUs: the build for the driver's CUDA, see nvidia-smi)"
+        way_out = f"{INSTALL} (on GPUs: the build of torch for the driver's CUDA, see nvidia-smi)"
         yield broken("torch", f"it cannot be used: {last}", way_out)
         return
     found = json.loads(done.stdout.splitlines()[-1])
@@ -189,7 +194,9 @@ def check_versions(required: Sequence[str] | None = None) -> CheckRow:
             return note(
                 "versions", f"{DISTRIBUTION} is not installed: a checkout", "pip install -e . checks them"
             )
-    wanted = [one for text in required if (one := Requirement(text)).marker is None]
+    given = {"extra": "train" if has_torch() else ""}
+    every = [Requirement(text) for text in required]
+    wanted = [one for one in every if one.marker is None or one.marker.evaluate(given)]
     there = machine.versions(*(one.name for one in wanted))
     wrong = [
         one for one in wanted if not there[one.name] or not one.specifier.contains(there[one.name], True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.message import Message, from_line
+from atelier.infra.code.provenance import check_torch
 
 GRACE_S = 5.0
 
@@ -22,8 +23,9 @@ def follow(
     """Yield the messages of `python -m atelier.engine.<verb>` on the run file at `place`. The process leads
     its own session: Ctrl-C reaches only the parent. Closing the iterator interrupts it, so that it removes
     partial output, and kills it after `grace_s` (None = never). Raises AtelierError when it reports an error
-    or dies.
+    or dies, ConfigError without torch.
     """
+    check_torch(verb)
     errors = place.with_name("err")
     with open(errors, "wb") as err:
         child = subprocess.Popen(

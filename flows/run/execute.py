@@ -23,6 +23,7 @@ from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.other_sites import OtherSites
 from atelier.flows.run.outcome import EarlyStart, PrefectScheduler, RunOutcome, conclude, wait_for
 from atelier.flows.run.plan import Plan
+from atelier.flows.run.pools import check_nodes_here
 from atelier.flows.run.prefect_page import show_plan, show_report
 from atelier.flows.run.registry import body
 from atelier.flows.run.work import mend, work
@@ -73,6 +74,8 @@ def run_flow(
     """
     if plan.there and elsewhere is None:
         raise ConfigError("sites", "a sweep, a form or a job of an array runs at one site", "leave it out")
+    if make is make_here:
+        check_nodes_here(plan.nodes, frozen.pool_of, store)
     started = time.monotonic()
     run_id = run_id or new_run_id()
     outcome = RunOutcome(run_id=run_id, nodes=plan.nodes)

@@ -9,6 +9,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Record
 from atelier.engine.config.role import without_pipeline
+from atelier.engine.config.tested import notes as hook_notes
 from atelier.engine.config.train import Train
 from atelier.engine.io.survey import SurveyRow
 from atelier.engine.plan.estimate import estimate
@@ -216,7 +217,7 @@ def make_plan(frozen: RunConfig, store: Store) -> Plan:
     for pool in frozen.pools:
         notes += role_notes([node for node in running if frozen.pool_of(node.task) is pool], pool, vocab)
     notes += score_notes(frozen.arguments, frozen.pool_of("score"), vocab) + data_notes(nodes, store)
-    notes += curation_notes(running, texts) + gpu_notes(frozen.pools)
+    notes += curation_notes(running, texts) + gpu_notes(frozen.pools) + hook_notes()
     notes += moved_notes(frozen.pool, frozen.task_pools)
     notes += stream_notes(nodes, store)
     refusals += too_little_disk(running, store) + curation_refusals(running, texts, store)

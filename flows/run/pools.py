@@ -1,6 +1,6 @@
 """Read pools, sites and trackers from conf/."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import yaml
 
@@ -12,15 +12,20 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import KINDS
 from atelier.engine.config.site import Site
 from atelier.flows.run.catalog import conf_file, options
+from atelier.infra.code.code_map import needs_torch
+from atelier.infra.code.provenance import INSTALL, check_torch, has_torch
+from atelier.infra.dag import Node
 from atelier.infra.launch.batch_systems import batch_of
 from atelier.infra.launch.found_gpus import FoundGpus, filled, gpus_here
 from atelier.infra.launch.gpus import NONE_THERE, check_gpus
 from atelier.infra.launch.slots import num_slots
 from atelier.infra.sites.policy import EVERYTHING, SitePolicy
 from atelier.infra.stack.stack import LIGHT
+from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec
 
 LIGHT_LIMIT = 50  # parent flows at once
+TORCH_ELSEWHERE = ", or run it on a pool whose machines have torch (pool=<name>)"
 POOL_WHEN_BLANK = "local"  # of a run on Prefect, in place of the flow's own process
 
 
@@ -113,3 +118,38 @@ def served_pools() -> dict[str, Pool]:
     """Pools of conf/ that are Prefect work pools: those with a name, equal to the file's."""
     found = {name: pool_of(name) for name in options("pool")}
     return {pool.name: pool for pool in found.values() if pool.name and not pool.members}
+
+
+def check_nodes_here(nodes: Iterable[Node], pool_for: Callable[[str], Pool], store: Store) -> None:
+    """Raises ConfigError if a node with products to make would compute with this interpreter's torch, and
+    there is none. `pool_for` gives the pool of a task.
+    """
+    if has_torch():
+        return
+    for node in nodes:
+        is_made = all(store.find(p.kind, p.fingerprint) is not None for p in node.products.values())
+        if not is_made and needs_torch(node.task) and _is_here(pool_for(node.task)):
+            check_torch(node.name, TORCH_ELSEWHERE)
+
+
+def check_worker(pool: Pool) -> None:
+    """Raises ConfigError if a worker of the pool here would take tasks that compute with torch, and there is
+    none.
+    """
+    if has_torch() or not _is_here(pool):
+        return
+    tasks = site_of(pool).tasks
+    if not tasks or any(map(needs_torch, tasks)):
+        raise ConfigError(
+            "torch",
+            f"is not installed here, and a worker of {pool.name} computes with it",
+            f"{INSTALL}, or a site whose `tasks` prepare data only (conf/site)",
+        )
+
+
+def _is_here(pool: Pool) -> bool:
+    """Whether the pool's ranks run in this interpreter: on this machine, or on nodes that share it."""
+    if pool.launcher == "slurm":
+        slurm = site_of(pool).slurm
+        return not (slurm.python or slurm.container)
+    return pool.launcher == "here"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from atelier.engine.config.direction import which_is_better
 from atelier.engine.config.error import ConfigError, StoppedError, printable
+from atelier.engine.config.tested import require
 from atelier.engine.io.storage import is_local, local_path
 from atelier.engine.io.user_folders import own_folder
 from atelier.flows.deployments.start import run_to_end
@@ -122,7 +123,9 @@ def _is_inside(key: str) -> bool:
 
 
 def _multirun(flow: str, words: list[str], session: Session) -> None:
-    """Hydra's multirun with the session as its task function. Raises ConfigError for Hydra's errors."""
+    """Hydra's multirun with the session as its task function. Raises ConfigError for Hydra's errors,
+    and for a version of it that was not tested."""
+    require("sweeps")
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_config_search_path
     from hydra.core.global_hydra import GlobalHydra

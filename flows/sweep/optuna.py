@@ -41,6 +41,7 @@ from atelier.engine.config.direction import (
 )
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.tested import require
 from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.run.sweep_ledger import DONE, PRUNED, STOPPED, PointEntry
 from atelier.flows.run.sweep_point import SweepPoint
@@ -59,6 +60,7 @@ AUTO = "auto"
 
 def sweep(session: Session, words: list[Override], settings: JsonObject, width: int) -> Sequence[FrozenTrial]:
     """Run the study until it has `trials` points. Returns the best trials."""
+    require("suggestions")
     search = Search(session, words, settings)
     if session.is_dry:
         while search.ask() is not None:  # proposals without results

@@ -18,7 +18,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import RunConfig
 from atelier.flows.run.draw import collect_nodes
-from atelier.flows.run.pools import check_launcher, gangs_at_once, site_of
+from atelier.flows.run.pools import check_launcher, check_nodes_here, gangs_at_once, site_of
 from atelier.flows.run.sweep_ledger import DONE, FAILED, OPEN, STOPPED, Ledger, PointEntry
 from atelier.flows.run.sweep_point import (
     SweepPoint,
@@ -228,6 +228,8 @@ class Session:
         first.frozen.check_runs()
         given = deque([first])
         pool = first.frozen.pool
+        if not pool.is_served:
+            check_nodes_here(first.nodes, first.frozen.pool_of, self.store)
 
         def give() -> SweepPoint | None:
             return given.popleft() if given else ask()

@@ -91,7 +91,7 @@ LEFT_OUT = (
     ),
     *(
         f"engine/config/{name}.py"
-        for name in ("identity_defaults", "parallel", "pool", "record", "registry", "section")
+        for name in ("identity_defaults", "parallel", "pool", "record", "registry", "section", "tested")
     ),
     *(
         f"engine/config/{name}.py"
@@ -127,6 +127,13 @@ ROOTS = {  # by task: the files where its imports start
     "train": (LOOP, "engine/config/mixture.py"),
     "finetune": (LOOP, "engine/data/examples.py"),
 }
+
+
+def needs_torch(task: str) -> bool:
+    """Whether the task's ranks compute with torch: those that start at an entry point of the engine, not at
+    its preparation of data.
+    """
+    return any(os.path.dirname(root) == "engine" for root in ROOTS.get(task, ()))
 
 
 @dataclass(frozen=True)

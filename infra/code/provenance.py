@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 
-from atelier import PROJECT
+from atelier import PROJECT, __version__
 from atelier.engine.config.base import Json
+from atelier.engine.config.error import ConfigError
 
 NOTE = ".code.json"  # beside unpacked code: commit and diff of its sources
 DISTRIBUTION = "atelier-lm"
-LIBRARIES = (DISTRIBUTION, "torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
+INSTALL = f"pip install '{DISTRIBUTION}[train]'"
+LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
 
 
 def _git(*arguments: str) -> str:
@@ -31,10 +34,7 @@ def _git(*arguments: str) -> str:
 
 def version() -> str:
     """Atelier's version."""
-    try:
-        return f"atelier {metadata.version(DISTRIBUTION)}"
-    except metadata.PackageNotFoundError:  # run from a checkout
-        return "atelier (not installed)"
+    return f"atelier {__version__}"
 
 
 @cache
@@ -49,13 +49,27 @@ def engine_digest() -> str:
 @cache
 def versions() -> dict[str, str]:
     """The versions of Python, Atelier and the libraries that compute, without missing ones."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), DISTRIBUTION: __version__}
     for library in LIBRARIES:
         try:
             found[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def has_torch() -> bool:
+    """Whether this interpreter finds torch, which a control plane lacks. It is not imported."""
+    try:
+        return find_spec("torch") is not None
+    except ImportError:
+        return False
+
+
+def check_torch(what: str, way_out: str = "") -> None:
+    """Raises ConfigError that names the extra if `what` is to compute here and torch is missing."""
+    if not has_torch():
+        raise ConfigError("torch", f"is not installed here, and {what} computes with it", INSTALL + way_out)
 
 
 def _origin() -> dict[str, str]:

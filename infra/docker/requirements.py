@@ -1,4 +1,4 @@
-"""Print an image's requirements from pyproject.toml: `control` has all but torch, which worker images add."""
+"""Print the requirements of the image `control` from pyproject.toml; worker images add torch."""
 
 import sys
 import tomllib
@@ -7,5 +7,4 @@ EXTRAS = ("cluster", "s3", "hf", "parquet")
 with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
 extras = project["optional-dependencies"]
-wanted = project["dependencies"] + [line for name in EXTRAS for line in extras[name]]
-print("\n".join(line for line in wanted if not line.startswith("torch")))
+print("\n".join(project["dependencies"] + [line for name in EXTRAS for line in extras[name]]))

@@ -22,10 +22,12 @@ from atelier.engine.config.message import Message, OnMessage, from_line, message
 from atelier.engine.io.fork_server import ForkServer, Refused
 from atelier.engine.io.local_url import is_path
 from atelier.engine.io.user_folders import own_folder
+from atelier.infra.code.provenance import check_torch
 from atelier.infra.launch.orders import Orders
 from atelier.infra.launch.supervisor import passed, rank_env
 from atelier.infra.store.conditional_create import LEASES
 
+PREPARES = "atelier.engine.prepare"  # the one module of ranks that imports no torch
 STOPPED = 75
 TAIL = 15
 SCARCE = 1 << 16  # bytes: with less free disk a gang cannot even report what failed
@@ -45,8 +47,10 @@ def start_gang(
     of the supervisor go to `on_message`. Ranks are forked by `forkserver` where one is given, else executed.
 
     Raises StoppedError when `stop` is set (the gang has checkpointed then), DiedError when processes were
-    killed from outside, and the gang's own errors (DataError, AtelierError, ...).
+    killed from outside, ConfigError without torch, and the gang's own errors (DataError, AtelierError, ...).
     """
+    if orders.module != PREPARES:
+        check_torch(orders.name)
     orders.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
     guard = orders.write()
     with open(orders.scratch / "guard.err", "wb") as err, _connected(forkserver) as descriptors:

@@ -30,7 +30,7 @@ from atelier.infra.code.provenance import code_provenance
 from atelier.infra.dag import Node, Product
 from atelier.infra.launch import batch_job
 from atelier.infra.launch.batch_systems import batch_of
-from atelier.infra.launch.gang import compile_cache, fork_server, start_gang
+from atelier.infra.launch.gang import PREPARES, compile_cache, fork_server, start_gang
 from atelier.infra.launch.gpus import VISIBLE
 from atelier.infra.launch.orders import GangOutput, Orders
 from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
@@ -41,8 +41,6 @@ from atelier.infra.run.run_tracker import RunTracker
 from atelier.infra.store.lease import Holder, Lease, Renewal, take
 from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import begin_again
-
-NO_GPU = ("atelier.engine.prepare",)  # modules that use no GPU
 
 
 class Listener(Protocol):
@@ -381,7 +379,7 @@ def computes_on(pool: Pool, module: str, layout: Mapping[str, Json]) -> tuple[st
     """The device of a gang, cpu or cuda: the layout's, or the pool's if that says auto. Also the type of GPU
     that its ranks must find; empty for any, or none.
     """
-    asked = CPU if module in NO_GPU else str(layout.get("device", "auto"))
+    asked = CPU if module == PREPARES else str(layout.get("device", "auto"))
     device = asked if asked != "auto" else CPU if pool.is_cpu else "cuda"
     return device, "" if device == CPU or pool.is_cpu else pool.gpu
 

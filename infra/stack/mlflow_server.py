@@ -9,11 +9,12 @@ was chosen.
 import sys
 from typing import TYPE_CHECKING, cast
 
+from atelier.engine.config.tested import is_on
+
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 MODULE = "atelier.infra.stack.mlflow_server"
-TESTED = "3.17."  # versions of MLflow whose keys these are
 CHOICES = {  # localStorage key -> JSON
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
@@ -80,12 +81,9 @@ def main(arguments: list[str]) -> None:
     """Run `mlflow server` with `create_app` in place of the app of basic-auth."""
     import mlflow.server  # as above
     from mlflow.cli import server
-    from mlflow.version import VERSION
 
-    if VERSION.startswith(TESTED) and hasattr(mlflow.server, "_find_app"):
+    if is_on("start page"):
         mlflow.server._find_app = lambda name: f"{MODULE}:create_app"
-    else:
-        print(f"MLflow {VERSION} is not {TESTED}x: its pages may open in another view", file=sys.stderr)
     server(arguments, standalone_mode=True, prog_name="mlflow server")
 
 

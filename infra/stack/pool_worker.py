@@ -15,11 +15,14 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.workers.base import BaseWorker
 
+from atelier.engine.config.tested import is_on
 from atelier.infra.stack.prefect_results import refuse_results
 
 
 def be_patient() -> None:
     """Patch Prefect: workers of this process skip runs that still hold a limiter token."""
+    if not is_on("patience"):
+        return
     submit = BaseWorker._submit_scheduled_flow_runs
 
     async def submit_the_rest(

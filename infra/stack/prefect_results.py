@@ -10,12 +10,15 @@ from prefect._internal import result_records
 from prefect.results import ResultStore
 
 from atelier.engine.config.error import AtelierError, printable
+from atelier.engine.config.tested import require
 
 
 def refuse_results() -> None:
     """Patch Prefect: this process reads no result file and imports nothing that a state names. Prefect has no
-    setting for this; test_own_server_is_closed.py detects when a version changes these names.
+    setting for this; test_own_server_is_closed.py detects when a version changes these names. Raises
+    ConfigError on a version that was not tested.
     """
+    require("results")
 
     def lookup(_: type, dispatch_key: object) -> Never:
         logging.getLogger(__name__).debug(

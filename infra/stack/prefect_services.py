@@ -3,9 +3,10 @@
 """
 
 import asyncio
+import sys
 from pathlib import Path
 
-from prefect.cli._server_utils import _run_all_services
+from atelier.engine.config.tested import is_on
 
 PULSE = Path("/tmp/pulse")
 EVERY_S = 5.0
@@ -18,10 +19,23 @@ async def beat() -> None:
         await asyncio.sleep(EVERY_S)
 
 
+async def serve() -> None:
+    """Run the services until they end: in this process, or with Prefect's own command. Raises SystemExit if
+    that ends.
+    """
+    if is_on("services"):
+        from prefect.cli._server_utils import _run_all_services  # private: only in tested versions
+
+        return await _run_all_services()
+    command = (sys.executable, "-m", "prefect", "server", "services", "start")
+    child = await asyncio.create_subprocess_exec(*command)
+    raise SystemExit(await child.wait())
+
+
 async def main() -> None:
     async with asyncio.TaskGroup() as group:  # if one ends, the process ends and is restarted
         group.create_task(beat())
-        group.create_task(_run_all_services())
+        group.create_task(serve())
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ ELSEWHERE = {
     r"\.venv/bin/pip install": (INDEX, ""),
     "python3 -m venv .venv": (INDEX, ""),
     "pip install -c constraints.txt": (INDEX, "tests/service/test_installed.py"),
-    "make (check|test|verify|mutants|soak)": (ALL, ""),
+    "make (check|test|verify|newest|mutants|soak)": (ALL, ""),
     "pytest tests/parity": (ALL, "tests/verify.sh"),
     "make bench": ("hours", ""),
     "python benchmarks/gpu.py": ("a GPU", ""),

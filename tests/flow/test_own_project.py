@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.checkout import TOP, installed_at, python_path
+from tests.checkout import TOP, python_path
+from tests.environments import installed_at
 
 RUN = ("pretrain", "model=mine", "experiment=tiny")
 MODULE = "engine/model/mine.py"

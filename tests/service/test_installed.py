@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import TOP, installed_at
+from tests.checkout import TOP
+from tests.environments import installed_at
 from tests.flow.served import Served
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]

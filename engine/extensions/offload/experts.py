@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from atelier.engine.config.blocks import Activation
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.config.tested import require
 from atelier.engine.extensions.offload.cost import AHEAD, PARTS, rooms_for, rooms_on_device
 from atelier.engine.extensions.offload.state_file import PAGE, StateFile
 from atelier.engine.model.expert_mlp import ExpertPass, dtype_of
@@ -75,6 +76,7 @@ class TieredExperts:
         device: torch.device,
         device_bytes: int = 0,
     ) -> None:
+        require("offloaded experts")
         self.spec, self.lr_factor, self.device = spec, lr_factor, device
         self.placed = {
             f"{path}.{name}": w for path, one in mixtures.items() for name, w in one.named_parameters()

@@ -8,6 +8,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.pool import Pool
 from atelier.flows.run.pools import gangs_at_once, of_worker
 from atelier.flows.run.store_check import check_root
+from atelier.infra.code.provenance import INSTALL, has_torch
 from atelier.infra.launch.found_gpus import gpus_here, report_gpus
 from atelier.infra.launch.slots import num_slots
 from atelier.infra.stack.settings import check_binding
@@ -36,8 +37,12 @@ def run(options: argparse.Namespace) -> int:
     from atelier.flows.deployments.deploy import deploy  # late: Prefect reads its settings at import
 
     deployed = deploy()
-    limits = {LIGHT: deployed.light, POOL: num_slots(deployed.pools[POOL])}
-    limits |= _with_gpus(stack, deployed.pools.get(WITH_GPUS))
+    limits = {LIGHT: deployed.light}
+    if has_torch():
+        limits |= {POOL: num_slots(deployed.pools[POOL])}
+        limits |= _with_gpus(stack, deployed.pools.get(WITH_GPUS))
+    else:
+        print(f"no torch here, so no worker for the pool {POOL}: {INSTALL}, or a worker on another machine")
     for name, limit in limits.items():
         if stack.start_worker(name, limit):
             print(f"starting a worker for the pool {name}")

@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
     changes = str(about["diff"])
     found: Versions = {
         "distribution": DISTRIBUTION,
-        "version": libraries.get(DISTRIBUTION, ""),
+        "version": libraries[DISTRIBUTION],
         "commit": str(about["commit"]),
         "is_dirty": bool(changes),
         "changes": changes,
@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
         return 0
     commit = found["commit"][:SHORT] or "commit unknown"
     state = f"with changes {changes}" if changes else "no changes" if found["commit"] else ""
-    print(printable(f"{DISTRIBUTION} {found['version'] or '(not installed)'}  {commit}  {state}".rstrip(), 0))
+    print(printable(f"{DISTRIBUTION} {found['version']}  {commit}  {state}".rstrip(), 0))
     print(printable(f"code in {found['place']}, digest of the engine {found['engine']}", 0))
     print_table(("library", "version"), [*libraries.items()])
     return 0

@@ -8,7 +8,15 @@ import subprocess
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.pool import Pool
 from atelier.flows.run.catalog import options as catalog
-from atelier.flows.run.pools import check_launcher, gangs_at_once, of_worker, pool_of, served_pools, site_of
+from atelier.flows.run.pools import (
+    check_launcher,
+    check_worker,
+    gangs_at_once,
+    of_worker,
+    pool_of,
+    served_pools,
+    site_of,
+)
 from atelier.flows.run.store_check import check_root
 from atelier.infra.launch.batch_job import BatchJob
 from atelier.infra.launch.batch_systems import batch_of
@@ -24,6 +32,8 @@ def run(options: argparse.Namespace) -> int:
     if options.show:
         return _show(options.pool)
     pool = _pool(options.pool, known)
+    if pool.name != LIGHT:
+        check_worker(pool)
     os.environ |= site_of(pool).environment()
     check_root(will_write=True)
     root = Store(default_root()).root

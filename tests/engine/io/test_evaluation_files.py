@@ -178,3 +178,9 @@ def test_a_name_as_of_a_set_with_solved_examples_is_refused(name: str, tmp_path:
     with pytest.raises(ConfigError, match=r"ends as sets with solved examples do.*rename it"):
         find(str(write_rows(tmp_path / f"{name}.jsonl", ROWS)), "", (), "evals")
     assert find(str(write_rows(tmp_path / "quiz.v2.jsonl", ROWS)), "", (), "evals").name == "quiz.v2"
+
+
+def test_a_named_set_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = find("builtins", str(tmp_path), (), "evals")
+    assert found.files[QUESTIONS] == [str(OWN / "builtins.jsonl")]

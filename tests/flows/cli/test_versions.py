@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from atelier import __version__
 from atelier.flows.cli.main import run
 from atelier.infra.code import provenance
 from tests.checkout import TOP
@@ -19,10 +20,8 @@ def test_the_versions_are_those_that_a_record_keeps(capsys: pytest.CaptureFixtur
         kept["diff"],
         kept["engine"],
     )
-    assert (
-        found["libraries"] == kept["versions"]
-        and found["libraries"].get("atelier-lm", "") == found["version"]
-    )
+    assert found["libraries"] == kept["versions"]
+    assert found["libraries"]["atelier-lm"] == found["version"] == __version__
     head = subprocess.run(["git", "-C", str(TOP), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert head.returncode or found["commit"] == head.stdout.strip()
 

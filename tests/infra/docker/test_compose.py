@@ -83,7 +83,9 @@ def test_the_control_plane_installs_no_torch_and_all_else(tmp_path: Path) -> Non
     )
     wanted = done.stdout.split("\n")
     assert not any(line.startswith("torch") for line in wanted)
-    assert any(line.startswith("prefect-redis") for line in wanted) and "prefect==3.8.8" in wanted
+    assert any(line.startswith("prefect-redis") for line in wanted) and any(
+        line.startswith("prefect>=") for line in wanted
+    )
     assert SERVICES["light"]["image"] == SERVICES["prefect"]["image"]
     dockerfile = (FILES / "Dockerfile").read_text()
     assert "torch" not in dockerfile.partition("AS worker")[0].replace("torch's", "")
