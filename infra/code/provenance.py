@@ -1,5 +1,5 @@
-"""Provenance of code: commit, digest of uncommitted changes, library versions, digest of the engine's
-sources.
+"""Provenance of code: commit and digest of uncommitted changes of Atelier and of other project roots, library
+versions, digest of the engine's sources.
 """
 
 import hashlib
@@ -11,10 +11,13 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
 
 from atelier import PROJECT, __version__
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.project_roots import TOML, other_roots
 
 NOTE = ".code.json"  # beside unpacked code: commit and diff of its sources
 DISTRIBUTION = "atelier-lm"
@@ -22,10 +25,10 @@ INSTALL = f"pip install '{DISTRIBUTION}[train]'"
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
 
 
-def _git(*arguments: str) -> str:
+def _git(folder: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(
-            ["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=20
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -72,31 +75,52 @@ def check_torch(what: str, way_out: str = "") -> None:
         raise ConfigError("torch", f"is not installed here, and {what} computes with it", INSTALL + way_out)
 
 
-def _origin() -> dict[str, str]:
-    """commit and diff, from git or from the note beside unpacked code (infra/code/frozen.py)."""
-    if (PROJECT / NOTE).exists():
-        return json.loads((PROJECT / NOTE).read_bytes())
-    diff = _git("diff", "HEAD") + "".join(_new_files())
+def _origin(folder: Path) -> dict[str, str]:
+    """commit and diff of the code in a folder, from git or from the note beside unpacked code
+    (infra/code/frozen.py).
+    """
+    if (folder / NOTE).exists():
+        return json.loads((folder / NOTE).read_bytes())
+    diff = _git(folder, "diff", "HEAD", "--", ".") + "".join(_new_files(folder))
     return {
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git(folder, "rev-parse", "HEAD"),
         "diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else "",
     }
 
 
-def _new_files() -> Iterator[str]:
+def _new_files(folder: Path) -> Iterator[str]:
     """Names of files that git does not know yet, and digests of those that are code or configuration."""
-    for name in _git("ls-files", "--others", "--exclude-standard").splitlines():
+    for name in _git(folder, "ls-files", "--others", "--exclude-standard").splitlines():
         yield name
         with suppress(OSError):
             if name.endswith((".py", ".yaml")):
-                yield hashlib.sha256((PROJECT / name).read_bytes()).hexdigest()
+                yield hashlib.sha256((folder / name).read_bytes()).hexdigest()
+
+
+@cache
+def roots_provenance() -> dict[str, dict[str, str]]:
+    """Of each project root besides Atelier its version, commit and diff; '' where they are unknown, as for
+    one that git does not track.
+    """
+    found = {root.name: {"version": "", "commit": "", "diff": ""} for root in other_roots()}
+    for root in other_roots():
+        with suppress(metadata.PackageNotFoundError):
+            found[root.name]["version"] = metadata.version(root.name)
+        if (root.folder / NOTE).exists() or _git(root.folder, "ls-files", TOML):
+            found[root.name] |= _origin(root.folder)
+    return found
 
 
 @cache
 def code_provenance() -> dict[str, Json]:
-    """commit, sha256 of the uncommitted diff ('' = clean), the engine's digest and versions."""
-    return _origin() | {
-        "engine": engine_digest(),
-        "versions": versions(),
-        "host": platform.node(),
-    }
+    """commit, sha256 of the uncommitted diff ('' = clean), the engine's digest, versions, and other roots."""
+    roots = cast("dict[str, Json]", roots_provenance())
+    return (
+        _origin(PROJECT)
+        | ({"roots": roots} if roots else {})
+        | {
+            "engine": engine_digest(),
+            "versions": versions(),
+            "host": platform.node(),
+        }
+    )

@@ -37,7 +37,7 @@ def test_the_versions_are_those_that_a_record_keeps(capsys: pytest.CaptureFixtur
 def test_the_text_says_whether_the_code_was_changed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, commit: str, diff: str, said: str
 ) -> None:
-    monkeypatch.setattr(provenance, "_origin", lambda: {"commit": commit, "diff": diff})
+    monkeypatch.setattr(provenance, "_origin", lambda folder: {"commit": commit, "diff": diff})
     provenance.code_provenance.cache_clear()
     try:
         assert run(["versions"]) == 0
