@@ -20,7 +20,7 @@ from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.project_roots import GIVEN, other_roots
 from atelier.engine.io.storage import exists, join, read_bytes, write_bytes
 from atelier.engine.io.user_folders import own_folder
-from atelier.infra.code.provenance import NOTE, code_provenance, roots_provenance
+from atelier.infra.code.provenance import NOTE, code_provenance, root_provenance
 
 FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
 PACKAGE, ROOTS = "atelier", "roots"  # top-level folders in the archive: Atelier, and other project roots
@@ -145,7 +145,7 @@ def _packed(project: Path) -> bytes:
     for root in other_roots():
         place = f"{ROOTS}/{root.name}"
         files |= {f"{place}/{path.relative_to(root.folder)}": path.read_bytes() for path in root.sources()}
-        files[f"{place}/{NOTE}"] = json.dumps(roots_provenance()[root.name], sort_keys=True).encode()
+        files[f"{place}/{NOTE}"] = json.dumps(root_provenance(root), sort_keys=True).encode()
     if other_roots():
         files[f"{ROOTS}/{ORDER}"] = json.dumps([root.name for root in other_roots()]).encode()
     if sum(map(len, files.values())) > MOST:

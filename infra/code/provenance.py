@@ -17,7 +17,7 @@ from typing import cast
 from atelier import PROJECT, __version__
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.project_roots import TOML, other_roots
+from atelier.engine.config.project_roots import TOML, ProjectRoot, other_roots
 
 NOTE = ".code.json"  # beside unpacked code: commit and diff of its sources
 DISTRIBUTION = "atelier-lm"
@@ -97,30 +97,29 @@ def _new_files(folder: Path) -> Iterator[str]:
                 yield hashlib.sha256((folder / name).read_bytes()).hexdigest()
 
 
-@cache
 def roots_provenance() -> dict[str, dict[str, str]]:
-    """Of each project root besides Atelier its version, commit and diff; '' where they are unknown, as for
-    one that git does not track.
-    """
-    found = {root.name: {"version": "", "commit": "", "diff": ""} for root in other_roots()}
-    for root in other_roots():
-        with suppress(metadata.PackageNotFoundError):
-            found[root.name]["version"] = metadata.version(root.name)
-        if (root.folder / NOTE).exists() or _git(root.folder, "ls-files", TOML):
-            found[root.name] |= _origin(root.folder)
-    return found
+    """The provenance of each project root besides Atelier."""
+    return {root.name: dict(root_provenance(root)) for root in other_roots()}
+
+
+@cache
+def root_provenance(root: ProjectRoot) -> dict[str, str]:
+    """A root's version, commit and diff; '' where they are unknown, as for one that git does not track."""
+    found = {"version": "", "commit": "", "diff": ""}
+    with suppress(metadata.PackageNotFoundError):
+        found["version"] = metadata.version(root.name)
+    is_known = (root.folder / NOTE).exists() or bool(_git(root.folder, "ls-files", TOML))
+    return found | (_origin(root.folder) if is_known else {})
 
 
 @cache
 def code_provenance() -> dict[str, Json]:
     """commit, sha256 of the uncommitted diff ('' = clean), the engine's digest, versions, and other roots."""
     roots = cast("dict[str, Json]", roots_provenance())
-    return (
-        _origin(PROJECT)
-        | ({"roots": roots} if roots else {})
-        | {
-            "engine": engine_digest(),
-            "versions": versions(),
-            "host": platform.node(),
-        }
-    )
+    return {
+        **_origin(PROJECT),
+        **({"roots": roots} if roots else {}),
+        "engine": engine_digest(),
+        "versions": cast("dict[str, Json]", versions()),
+        "host": platform.node(),
+    }

@@ -14,8 +14,8 @@ SHORT = 12  # shown digits of a commit
 
 class Versions(TypedDict):
     """Output of `atelier versions --json`. `commit` is empty where it is unknown; `changes` is the digest of
-    what was changed since, empty = nothing. `roots`: version, commit and changes (`diff`) of other project roots. `libraries` has Python and Atelier
-    itself.
+    what was changed since, empty = nothing. `roots`: version, commit and changes (`diff`) of other project
+    roots. `libraries` has Python and Atelier itself.
     """
 
     distribution: str

@@ -34,7 +34,7 @@ def test_records_name_version_commit_and_changes_of_a_project_and_frozen_code_ke
     make_project: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def now() -> dict[str, str]:
-        provenance.roots_provenance.cache_clear()
+        provenance.root_provenance.cache_clear()
         return provenance.roots_provenance()["mine"]
 
     folder = make_project("mine")
@@ -49,7 +49,6 @@ def test_records_name_version_commit_and_changes_of_a_project_and_frozen_code_ke
     assert changed["commit"] == commit and changed["diff"]
     frozen_digest = frozen.freeze(str(tmp_path / "store"))
     copy = frozen.thaw(str(tmp_path / "store"), frozen_digest, tmp_path / "thawed")
-    frozen.use_roots_of(copy)
     monkeypatch.setenv("ATELIER_ROOTS", f'[["mine", "{copy / "roots" / "mine"}"]]')
     assert now() == changed
-    provenance.roots_provenance.cache_clear()
+    provenance.root_provenance.cache_clear()
