@@ -24,7 +24,7 @@ RANGES = {  # library -> the first tested version, and the first that was not; a
 
 @dataclass(frozen=True)
 class LibraryHook:
-    """What a hook does, and what happens without it; '' = nothing else works, so it is refused."""
+    """A hook into private names of a library: its purpose, and what happens without it (empty = refused)."""
 
     library: str
     does: str
@@ -109,7 +109,7 @@ def require(name: str) -> None:
 
 
 def line_of(name: str) -> str:
-    """What is off, and what happens instead."""
+    """The line about a hook that is off, and what happens instead."""
     hook = HOOKS[name]
     instead = hook.without or "nothing else does that: it is refused"
     return f"{hook.library} {installed(hook.library)} was not tested: no {hook.does}; {instead}"

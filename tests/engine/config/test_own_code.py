@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.project_roots import HERE, other_roots, use_roots
 from atelier.engine.config.registry import ModelSpec, check_code, spec_class
 from atelier.engine.io import source_check
-from atelier.infra.code.code_map import check_unread_changes
+from atelier.infra.code import code_map
 from tests.projects import CACHED, Make, edit
 
 MODULE = "engine/model/near.py"
@@ -79,13 +79,14 @@ def test_a_file_that_changes_after_the_plan_stops_the_gang_and_a_notebook(
     wanted = {file: digest for file, digest in own_code.files_of_code().items() if file.startswith("near/")}
     assert set(wanted) == {"near/engine/config/model/near.py", f"near/{MODULE}"}
     monkeypatch.setenv(source_check.SUPERVISED, "3")
+    monkeypatch.setattr(code_map, "_read", {})  # files of other tests
     source_check.check_sources(wanted)
-    check_unread_changes()
+    code_map.check_unread_changes()
     edit(project / MODULE, "F.gelu(", "F.relu(")
     with pytest.raises(ConfigError, match=rf"near/{MODULE}: changed during this run"):
         source_check.check_sources(wanted)
     with pytest.raises(ConfigError, match="was changed since this process read it"):
-        check_unread_changes()
+        code_map.check_unread_changes()
 
 
 def test_the_code_of_a_projects_router_is_that_of_the_model(project: Path) -> None:

@@ -139,7 +139,9 @@ def test_a_missing_file_is_told_the_nearest_name_and_nothing_else_of_its_folder(
 def test_an_installation_is_never_advised_by_a_name_that_is_another_program_s() -> None:
     """The package of this name on an index is not this one."""
     listed = subprocess.run(["git", "ls-files"], cwd=TOP, capture_output=True, text=True, check=True)
-    strange = re.compile(r"(pip|uv|pipx)\s[^\n]*(?<!un)install[^\n]*[\s'\"]atelier\b(?!/)|\batelier\[[a-z]")
+    strange = re.compile(
+        r"(pip|uv|pipx)\s[^\n]*(?<!un)install[^\n]*[ \t'\"]atelier\b(?![-/])|\batelier\[[a-z]"
+    )
     named = [
         name
         for name in listed.stdout.splitlines()

@@ -56,7 +56,11 @@ def test_a_torch_that_cannot_be_imported_or_kills_its_process_is_broken(
     (tmp_path / "torch.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (found,) = doctor.check_torch()
-    assert found["state"] == "broken" and said in found["found"] and "pip install torch" in found["to_do"]
+    assert (
+        found["state"] == "broken"
+        and said in found["found"]
+        and "pip install 'atelier-lm[train]'" in found["to_do"]
+    )
 
 
 FAKE = """
