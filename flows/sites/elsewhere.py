@@ -285,8 +285,11 @@ class Elsewhere:
                 self._desk.put(Cancellation(order=order.id, home=order.home, site=order.site))
 
     def close(self) -> None:
-        """Cancel all orders that have not ended."""
+        """Cancel all orders that have not ended, and unlock them."""
         self._end(self._orders.values())
+        for file in self._owned:
+            file.close()
+        self._owned.clear()
 
     def _end(self, orders: Iterable[SiteOrder]) -> None:
         for order in orders:
