@@ -65,13 +65,11 @@ def codes_in(identity: object, place: str = "") -> Iterator[tuple[str, object]]:
             yield from codes_in(value, f"{place}.{number}")
 
 
-def without_codes(identity: Mapping[str, object]) -> dict[str, object]:
+def without_codes(identity: object) -> object:
     """An identity without the code of its kinds."""
-    return {
-        key: without_codes(value) if isinstance(value, Mapping) else value
-        for key, value in identity.items()
-        if key != KEY
-    }
+    if isinstance(identity, Mapping):
+        return {key: without_codes(value) for key, value in identity.items() if key != KEY}
+    return [*map(without_codes, identity)] if isinstance(identity, list | tuple) else identity
 
 
 def code_digest(identity: object) -> str:
@@ -97,8 +95,7 @@ def files_imported(module: str, file: str) -> list[str]:
         return []
     parts = found.removesuffix(".py").split("/")
     own = (f"{'/'.join(parts)}/__init__.py", found)  # a package comes before a module of its name
-    names = [*_packages(parts[:-1]), *[each for each in own if located(each).is_file()][:1]]
-    return names
+    return [*_packages(parts[:-1]), *[each for each in own if located(each).is_file()][:1]]
 
 
 def _packages(parts: list[str]) -> list[str]:
@@ -127,7 +124,7 @@ def _reached(starts: tuple[str, ...]) -> Code:
 
 @cache
 def _source(file: str) -> tuple[frozenset[str], dict[str, str]]:
-    """What a file imports, and its parts, as this process first read it."""
+    """The imports of a file, and its functions and classes with their digests. A file is read once."""
     content = located(file).read_bytes()
     try:
         tree = ast.parse(content)

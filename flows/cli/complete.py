@@ -91,8 +91,8 @@ def _command_words(command: Command, before: list[str], current: str) -> Iterato
         elif flags[before[-1]].value == "RUN":
             yield from _runs()
         elif flags[before[-1]].value == "TASK":
-            rows = [row for word in before for row in _manifest(word).get("tasks", ())]
-            yield from {str(row["name"]).removesuffix(f".{row.get('key')}") for row in rows}
+            for word in before:
+                yield from _tasks(word)
         return
     yield from (*flags, "--help")
     plain = [
@@ -190,10 +190,11 @@ def _models() -> set[str]:
 
 
 def _manifest(run: str) -> dict[str, Any]:
-    """The manifest of a run in a local store, unchecked; empty if there is none."""
+    """The manifest of the only run whose id begins with `run` in a local store, unchecked; else empty."""
     root = _root()
+    found = list(root.glob(f"runs/{glob.escape(run)}*.json")) if root and run else []
     try:
-        return json.loads((root / "runs" / f"{Path(run).name}.json").read_bytes()) if root else {}
+        return json.loads(found[0].read_bytes()) if len(found) == 1 else {}
     except (OSError, ValueError):
         return {}
 
@@ -204,12 +205,6 @@ def _runs() -> set[str]:
 
 
 def _tasks(run: str) -> set[str]:
-    """Names of the products of a run's tasks, unchecked as above; a command finds their tasks."""
-    root = _root()
-    found: set[str] = set()
-    for place in root.glob(f"runs/{glob.escape(run)}*.json") if root else ():
-        try:
-            found |= {row["name"] for row in json.loads(place.read_bytes())["tasks"]}
-        except (OSError, ValueError, KeyError):
-            continue
-    return found
+    """Names of a run's tasks, unchecked as above."""
+    rows = _manifest(run).get("tasks", ())
+    return {str(row["name"]).removesuffix(f".{row.get('key')}") for row in rows}

@@ -1,7 +1,7 @@
 """Which run, and which task of a run, a word on the command line means."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.infra.report.listing import run_row
@@ -14,21 +14,28 @@ MOST = 3  # of the ids in an error
 
 
 def run_called(store: Store, word: str, place: str) -> RunManifest:
-    """The run with this id, or whose id begins or ends with `word` (4 or more characters), or that was given
-    this name with name=. Raises ConfigError at `place` if there is none, or several.
+    """The run that `word` means, as `runs_called` finds it. Raises ConfigError at `place` if there is none,
+    or several.
     """
     there = manifests(store)
-    found = runs_called(there, word)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        ids = ", ".join(one.id for one in found[-MOST:])
-        last = f"the last {MOST}: {ids}" if len(found) > MOST else ids
-        raise ConfigError(place, f"{len(found)} runs are called {word}", f"give one's id: {last}")
+    found = one_run(runs_called(there, word), word, place)
+    if found is not None:
+        return found
     known = [one.id for one in there] + [name for one in there if (name := given_name(one))]
     near = nearest(word, known)
     text = f"no run is called {word}" if there else f"no run {word}: the store {store.root} has no run"
     raise ConfigError(place, text, (f"did you mean {near}? " if near else "") + LIST)
+
+
+def one_run(found: Sequence[RunManifest], word: str, place: str) -> RunManifest | None:
+    """The only run of those that `word` may mean; None if there is none. Raises ConfigError at `place` for
+    several.
+    """
+    if len(found) > 1:
+        ids = ", ".join(one.id for one in found[-MOST:])
+        last = f"the last {MOST}: {ids}" if len(found) > MOST else ids
+        raise ConfigError(place, f"{len(found)} runs are called {word}", f"give one's id: {last}")
+    return found[0] if found else None
 
 
 def runs_called(runs: Iterable[RunManifest], word: str) -> list[RunManifest]:
@@ -36,14 +43,19 @@ def runs_called(runs: Iterable[RunManifest], word: str) -> list[RunManifest]:
     characters of the id, else by name. Of several with a name, the only one in progress is meant.
     """
     there, last = list(runs), word.rstrip("/").rpartition("/")[2]
-    tests: tuple[Callable[[RunManifest], bool], ...] = (
-        lambda one: one.id == word or (bool(last) and one.links.get("flow_run") == last),
-        lambda one: len(word) >= FEWEST and (one.id.startswith(word) or one.id.endswith(word)),
-        lambda one: given_name(one) == word,
+    found = (
+        [one for one in there if last and one.links.get("flow_run") == last]
+        or runs_with_id(there, word)
+        or [one for one in there if given_name(one) == word]
     )
-    found = next((found for test in tests if (found := [one for one in there if test(one)])), [])
     active = [one for one in found if given_name(one) == word and is_alive(one)]
     return active if len(active) == 1 else found
+
+
+def runs_with_id(runs: Sequence[RunManifest], word: str) -> list[RunManifest]:
+    """The run with this id, else those whose id begins or ends with `word` (4 or more characters)."""
+    near = [one for one in runs if one.id.startswith(word) or one.id.endswith(word)]
+    return [one for one in near if one.id == word] or (near if len(word) >= FEWEST else [])
 
 
 def given_name(manifest: RunManifest) -> str:

@@ -9,6 +9,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, nearest
 from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import LENGTHS, RerunRequest, RunConfig, compose
 from atelier.flows.run.draw import collect_nodes
+from atelier.flows.run.named_run import one_run, runs_called
 from atelier.flows.run.overrides import with_keys
 from atelier.flows.run.reasons import Reason, changes_between, text_of
 from atelier.infra.dag import Node, Product
@@ -16,7 +17,6 @@ from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import (
     Row,
     RunManifest,
-    called,
     comparable,
     is_alive,
     parents_of,
@@ -45,11 +45,11 @@ class Rerun:
 
 
 def past_run(store: Store, word: str) -> RunManifest:
-    """The run with this id, or whose id begins or ends with `word`. Raises ConfigError if there is none, if
+    """The run that `word` means (named_run.py). Raises ConfigError if there is none, if
     there are several, or if it is active; DamageError if its manifest cannot be read.
     """
     there, damaged = read_manifests(store)
-    found = called(there, word, PLACE)
+    found = one_run(runs_called(there, word), word, PLACE)
     if found is None:
         if word in damaged:
             raise damaged[word]

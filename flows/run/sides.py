@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from atelier.engine.config.base import Json, flatten
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import KINDS, Record
+from atelier.flows.run.named_run import one_run, runs_with_id
 from atelier.infra.report.lineage import Index
-from atelier.infra.store.run_manifest import Row, RunManifest, called, manifests
+from atelier.infra.store.run_manifest import Row, RunManifest, manifests
 from atelier.infra.store.store import Store
 
 TRAINED_IN = ("trajectory", "trunk")  # parents whose keys count as the model's own
@@ -57,7 +58,7 @@ class Sides:
         """The run or artifact called `word`. Raises AtelierError if there is none, ConfigError for several
         runs.
         """
-        run = called(self.runs, word, "diff") if len(word) >= 4 else None
+        run = one_run(runs_with_id(self.runs, word), word, "diff")
         if run is not None:
             if run.id != word and any(fp.startswith(word) for fp in self.index.records):
                 raise ConfigError("diff", f"{word} begins a run's id and a fingerprint", "give more digits")

@@ -2,14 +2,14 @@
 collection keeps the artifacts that they name (infra/store/gc.py). Each carries its own digest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from pydantic import ConfigDict, Field
 
 from atelier.engine.config.base import Json, JsonObject, Spec, canonical, flatten
 from atelier.engine.config.document import MOST_BYTES, check_as, opened, sealed
-from atelier.engine.config.error import ConfigError, DamageError, printable
+from atelier.engine.config.error import DamageError, printable
 from atelier.engine.config.record import LATEST, Record
 from atelier.engine.io.storage import join, names, read_bytes, write_bytes
 from atelier.infra.dag import Node, Product
@@ -17,7 +17,6 @@ from atelier.infra.store.lease import Holder
 
 FOLDER = "runs"
 ENDING = ".json"
-MOST = 3  # runs that an error names
 
 
 class RecordStore(Protocol):
@@ -115,18 +114,6 @@ def read_manifest(store: RecordStore, run: str) -> RunManifest:
     except DamageError as damage:
         raise DamageError(str(damage), f"`atelier gc --forget {run}` removes it") from None
     return manifest
-
-
-def called(runs: Sequence[RunManifest], word: str, place: str) -> RunManifest | None:
-    """The run with this id, or whose id begins or ends with `word`; None if there is none. Raises ConfigError
-    at `place` for several.
-    """
-    near = [one for one in runs if word and word in (one.id[: len(word)], one.id[-len(word) :])]
-    found = [one for one in near if one.id == word] or near
-    if len(found) > 1:
-        names = ", ".join(one.id for one in found[:MOST]) + (", ..." if len(found) > MOST else "")
-        raise ConfigError(place, f"{len(found)} runs have the id {word}: {names}", "give more characters")
-    return found[0] if found else None
 
 
 def is_alive(manifest: RunManifest) -> bool | None:

@@ -121,7 +121,7 @@ def assert_same(mine: TrainingSetup, other: TrainingSetup) -> None:
 
 
 class Undisturbed:
-    """A training of `world` ranks that nobody kills: its results and its seconds."""
+    """A training of `world` ranks without kills: its results, and the seconds of start-up and steps."""
 
     def __init__(self, folder: Path, world: int) -> None:
         self.setup, self.world = TrainingSetup(folder), world

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 WORDS = ("nebula", "experiment=tiny", "tracker=none", "score.baselines=false", "train.checkpoint_every=4")
 FIXED = (*WORDS, "train.link.codec.kind=int8")  # a chosen codec depends on the clock
 KINDS = {"contribution": ("a", "b"), "drawings": ("b", "a"), "answers": ("a", "b")}  # reader and sender
-SAID = 16  # bytes of text, and TOKENS tokens in a row, that nobody sends by chance
-TOKENS = 8
+SAID = 16  # equal bytes of text in a message that are no coincidence
+TOKENS = 8  # equal tokens in a row that are none
 MOST_S = 240.0
 Message = tuple[bytes, bytes]  # head and body
 

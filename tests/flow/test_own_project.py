@@ -105,6 +105,8 @@ def test_a_new_flow_with_a_new_task_runs_and_a_change_of_the_task_is_named(proje
     records = [json.loads(path.read_text()) for path in project.store.glob("corpus/*/record.json")]
     [made] = [one for one in records if "code" in one["identity"]]
     assert made["summary"]["documents"] > 0 and made["summary"]["longer"] > 0
+    [run_file] = [path for path in project.store.glob("scratch/*/*-shorten/run.json")]
+    assert {f"mine/{computed}", "mine/tasks/shorten.py"} <= {*json.loads(run_file.read_text())["sources"]}
     project.edit(computed, "> config.longest", ">= config.longest")
     said = project.run("plan", "ours", "experiment=tiny")
     assert f"changed: mine/{computed} (kept)" in said and "its corpus.main changes" in said
@@ -159,3 +161,37 @@ def test_it_works_with_atelier_from_its_wheel_and_as_a_wheel_itself(tmp_path: Pa
     run(tmp_path, *pip, "--python", str(tmp_path / "env"), "install", "--no-deps", wheel)
     again = run(tmp_path, python, "-m", "atelier", "plan", *RUN, "--json")
     assert {row["state"] for row in json.loads(again)["tasks"]} == {"reuse"}
+
+
+FROZEN = """
+import sys
+from pathlib import Path
+
+from atelier.infra.code.frozen import freeze
+from atelier.infra.store.store import default_root
+
+digest, path = freeze(default_root()), Path("engine/config/model/mine.py")
+path.write_text(path.read_text() + "LIVE = True\\n")
+for name in [name for name in sys.modules if name.split(".")[0] in ("atelier", "mine")]:
+    del sys.modules[name]
+from atelier.engine.config.registry import spec_class
+from atelier.flows.deployments import entry
+
+assert vars(sys.modules[spec_class("model", "mine").__module__]).get("LIVE")
+print(entry.use_code(digest) or "thawed")
+from atelier.engine.config.registry import ModelSpec, spec_class
+
+found = spec_class("model", "mine")
+print(issubclass(found, ModelSpec), vars(sys.modules[found.__module__]).get("LIVE"))
+"""
+
+
+def test_a_worker_that_has_read_the_live_code_of_a_project_uses_what_was_frozen(project: Project) -> None:
+    path = project.folder / "engine" / "config" / "model" / "mine.py"
+    text = path.read_text()
+    (project.folder / "frozen.py").write_text(FROZEN)
+    try:
+        assert project.run("frozen", module="frozen").split("\n")[:2] == ["thawed", "True None"]
+    finally:
+        path.write_text(text)
+        (project.folder / "frozen.py").unlink()

@@ -12,7 +12,7 @@ from typing import TypedDict
 from atelier.engine.config.error import AtelierError, ConfigError, nearest, printable
 from atelier.engine.io.local_url import file_url
 from atelier.engine.io.storage import is_local, local_path
-from atelier.flows.run.named_run import runs_called
+from atelier.flows.run.named_run import one_run, runs_called
 from atelier.flows.run.queued_runs import queued_run
 from atelier.flows.run.store_check import open_store
 from atelier.infra.report.run_detail import run_detail
@@ -76,13 +76,10 @@ def _open(url: str) -> bool:
 
 
 def _found(store: Store, word: str) -> tuple[str, str, dict[str, str]]:
-    """What the word means (run, model), its id, and its pages by name."""
-    runs = runs_called(manifests(store), word)
-    if len(runs) > 1:
-        ids = ", ".join(one.id for one in runs[-3:])
-        raise ConfigError("open", f"{len(runs)} runs are called {word}", f"give one's id: {ids}")
-    if runs:
-        return "run", runs[0].id, _of_run(store, runs[0])
+    """For a run or a model that the word names: "run" or "model", its id, name -> address of pages."""
+    run = one_run(runs_called(manifests(store), word), word, "open")
+    if run is not None:
+        return "run", run.id, _of_run(store, run)
     try:
         model = store.resolve(word, "model")
     except AtelierError as error:

@@ -5,12 +5,12 @@ import sys
 import time
 from argparse import Namespace
 
-from atelier.engine.config.error import ConfigError, printable
+from atelier.engine.config.error import printable
+from atelier.flows.run.named_run import run_called
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import duration, print_table
 from atelier.infra.report.listing import RunRow, run_row, run_rows
 from atelier.infra.report.run_detail import ScoredModel, run_detail
-from atelier.infra.store.run_manifest import called, manifests
 from atelier.infra.store.store import Store
 
 LAST = 20
@@ -45,10 +45,8 @@ def run(options: Namespace) -> int:
 
 
 def _show_one(store: Store, given: str, *, is_json: bool) -> int:
-    """Print one run. Raises ConfigError if not exactly one run has this id."""
-    manifest = called(manifests(store), given, "runs")
-    if manifest is None:
-        raise ConfigError("runs", f"no run {given}", "`atelier runs --all` lists them")
+    """Print one run. Raises ConfigError if not exactly one run has this id or name."""
+    manifest = run_called(store, given, "runs")
     row, detail = run_row(manifest), run_detail(store, manifest)
     if is_json:
         print(json.dumps({**row, **detail}, indent=1))

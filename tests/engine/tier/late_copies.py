@@ -1,4 +1,4 @@
-"""A device, played by a CPU, that does every copy as late as it may, and spoils what nobody may read yet."""
+"""A double of a GPU: it makes a copy only when it is waited for, and fills its target with NaN before."""
 
 import math
 from collections.abc import Sequence

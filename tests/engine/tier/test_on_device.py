@@ -1,5 +1,5 @@
-"""Buffers on a device that copies late: nobody reads what is not there yet, and nothing is overwritten that
-somebody still reads. Each wait left out is noticed.
+"""Buffers on a double of a GPU that copies late. No weight is read before its copy has ended, and none is
+overwritten while it is read: a missing wait fails these tests.
 """
 
 import random

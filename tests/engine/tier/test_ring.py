@@ -275,7 +275,7 @@ def test_an_error_in_a_block_gives_its_buffers_back(study: Study, monkeypatch: p
     assert torch.equal(hidden(model, batch), hidden(whole, batch))
 
 
-def test_a_streamed_model_goes_when_nobody_has_it(study: Study) -> None:
+def assert_a_model_goes_when_nobody_has_it(study: Study) -> None:
     spec = GPT(num_layers=6, hidden=32, num_heads=2, vocab=study.vocabulary.size)
     source = study.model_of(spec, "goes")
     model, _ = within(source, study, least_of(source, study))
@@ -284,3 +284,7 @@ def test_a_streamed_model_goes_when_nobody_has_it(study: Study) -> None:
     del model
     gc.collect()
     assert known() is None
+
+
+def test_a_streamed_model_goes_when_nobody_has_it(study: Study) -> None:
+    assert_a_model_goes_when_nobody_has_it(study)

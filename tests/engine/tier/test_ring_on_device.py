@@ -1,8 +1,6 @@
 """Streamed models that compute on a device, played by a CPU that copies late: the bits of all in memory."""
 
-import gc
 import random
-import weakref
 
 import pytest
 import torch
@@ -14,7 +12,14 @@ from atelier.engine.tier.on_device import DeviceBuffers
 from atelier.engine.tier.ring import outputs_of, ring_of
 from tests.engine.scored_models import Study
 from tests.engine.tier.late_copies import Late, LateCopies
-from tests.engine.tier.test_ring import batch_of, drawn_spec, hidden, least_of, within
+from tests.engine.tier.test_ring import (
+    assert_a_model_goes_when_nobody_has_it,
+    batch_of,
+    drawn_spec,
+    hidden,
+    least_of,
+    within,
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +80,4 @@ def test_a_pass_copies_a_block_once_for_many_batches(study: Study) -> None:
 
 
 def test_a_streamed_model_goes_when_nobody_has_it(study: Study) -> None:
-    spec = GPT(num_layers=6, hidden=32, num_heads=2, vocab=study.vocabulary.size)
-    source = study.model_of(spec, "goes")
-    model, _ = within(source, study, least_of(source, study))
-    known = weakref.ref(model)
-    hidden(model, batch_of(random.Random(0), spec.tokens, 1, 4))
-    del model
-    gc.collect()
-    assert known() is None
+    assert_a_model_goes_when_nobody_has_it(study)

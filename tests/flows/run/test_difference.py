@@ -196,7 +196,7 @@ def test_a_curve_whose_files_are_gone_is_unknown(root: Path, capsys: pytest.Capt
     ("words", "problem"),
     [
         ("aaaaaa nobody", "no run has this id, and no artifact called 'nobody'"),
-        ("2026 aaaaaa", "3 runs have the id 2026"),
+        ("2026 aaaaaa", "3 runs are called 2026"),
         ("model text", "share no task and no kind of artifact"),
         ("aaaaaa 20260101-000003-cccccc", "share no task and no kind of artifact"),
         ("20260101-000003-cccccc model", "has no model (it has none of kind model)"),

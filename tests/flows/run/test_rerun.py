@@ -182,9 +182,7 @@ def test_a_run_that_is_unknown_ambiguous_active_or_damaged_is_refused(titan: Pas
     with pytest.raises(ConfigError, match="rerun: no run 2031; `atelier runs --all` lists them"):
         rerun(titan.store, "2031")
     past(titan.store, "titan", *TINY, run_id="20261129-064500-ffffff")
-    with pytest.raises(
-        ConfigError, match=r"2 runs have the id 20261129: .*1a2b3c, .*ffffff; give more characters"
-    ):
+    with pytest.raises(ConfigError, match=r"2 runs are called 20261129; give one's id: .*1a2b3c, .*ffffff"):
         rerun(titan.store, "20261129")
     assert rerun(titan.store, "1a2b3c").past.id == PAST
     active = titan.manifest.model_copy(
