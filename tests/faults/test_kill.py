@@ -104,7 +104,7 @@ def ended(ranks: Gang) -> list[int]:
             rank.communicate(timeout=2)
         except subprocess.TimeoutExpired:
             rank.kill()
-            rank.communicate()
+            rank.wait(timeout=60)
     return [rank.returncode for rank in ranks]
 
 
